@@ -447,7 +447,7 @@ mod tests {
         assert!(host.load().await.unwrap_err().to_string().contains("group.gpu.yaml:1:17"));
     }
 
-    /// Daemon whose configuration is loaded again on request, never at an interval.
+    /// Daemon that loads its configuration again on request.
     struct ReloadingDaemon {
         directory: tempfile::TempDir,
         observer: Arc<Observer>,

@@ -230,26 +230,26 @@ impl Observer {
 
     /// Returns the last hour of the host.
     pub fn history(&self) -> api::History {
-        self.history.lock().host(self.start)
+        self.past.lock().history.host(self.start)
     }
 
     /// Returns the last hour of the workload with this cgroup, or the sum of all with this name; `None` if there is
     /// no history.
     pub fn workload_history(&self, key_or_name: &str) -> Option<api::WorkloadHistory> {
-        self.history.lock().workload(self.start, key_or_name)
+        self.past.lock().history.workload(self.start, key_or_name)
     }
 
     /// Returns the last ten minutes of all workloads.
     pub fn trends(&self) -> api::Trends {
-        self.history.lock().trends(self.start)
+        self.past.lock().history.trends(self.start)
     }
 
     /// Returns the CPU time and memory that workloads used in the last hour.
     pub fn usage(&self) -> api::Usage {
-        let mut workloads = self.usage.lock().workloads();
-        let history = self.history.lock();
+        let past = self.past.lock();
+        let mut workloads = past.usage.workloads();
         for usage in &mut workloads {
-            usage.allocated = history.hourly(&usage.cgroup);
+            usage.allocated = past.history.hourly(&usage.cgroup);
         }
         api::Usage { workloads }
     }

@@ -84,7 +84,7 @@ fn sample_history(observer: &Observer, coverage: &mut CoverageWindow) {
             resident: None,
         }
     });
-    observer.history.lock().add_sample(at, nodes, members.chain(other));
+    observer.past.lock().history.add_sample(at, nodes, members.chain(other));
 }
 
 /// Reads the CPU time and memory of the workloads that are due.
@@ -97,13 +97,13 @@ fn sample_usage(observer: &Observer) {
             name: name.to_string(),
         })
     });
-    let due = observer.usage.lock().take_due(Instant::now(), present.collect());
+    let due = observer.past.lock().usage.take_due(Instant::now(), present.collect());
     for target in due {
         let dir = hierarchy.dir(&target.path);
         // A cgroup that is gone is forgotten later.
         let Ok(cpu_time) = read::cpu_time(&dir) else { continue };
         let memory = read::memory_in_use(&dir).ok().map(|bytes| bytes.0);
-        observer.usage.lock().add(target, Instant::now(), UsageCounters { cpu_time, memory });
+        observer.past.lock().usage.add(target, Instant::now(), UsageCounters { cpu_time, memory });
     }
 }
 

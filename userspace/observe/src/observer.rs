@@ -58,6 +58,14 @@ impl Latest {
     }
 }
 
+/// The last hour of this host.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    pub(crate) history: History,
+    /// CPU time and memory of workloads.
+    pub(crate) usage: UsageHistory,
+}
+
 /// Latest known state of this host.
 ///
 /// Locks are taken in the order of the fields. No file is read while a lock is held, except files of this process's
@@ -75,10 +83,8 @@ pub struct Observer {
     pub(crate) node_memory: NodeMemory,
     pub(crate) latest: Latest,
     pub(crate) health: Arc<Health>,
-    /// History of the last hour. Never locked together with another field.
-    pub(crate) history: Mutex<History>,
-    /// CPU time and memory of workloads in the last hour. Never locked together with another field.
-    pub(crate) usage: Mutex<UsageHistory>,
+    /// The last hour. Never locked together with another field.
+    pub(crate) past: Mutex<Past>,
 }
 
 impl fmt::Debug for Observer {
@@ -140,8 +146,7 @@ impl Observer {
             node_memory: NodeMemory::new(config.host_root.clone(), page_size, health.clone()),
             latest: Latest::default(),
             health,
-            history: Mutex::default(),
-            usage: Mutex::default(),
+            past: Mutex::default(),
         }
     }
 

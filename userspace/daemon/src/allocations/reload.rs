@@ -1,5 +1,5 @@
-//! The HTTP route that loads the configuration again (`POST /api/v1/reload`). Only on the control socket, whose clients are root: the
-//! answer may quote values of the files.
+//! The HTTP route that loads the configuration again (`POST /api/v1/reload`). Only on the control socket, because the answer may quote
+//! values of the files.
 
 use axum::{
     Json,
