@@ -277,7 +277,7 @@ fn exclusion(usage: &WorkloadUsage, workload: &Workload, is_outer: bool) -> Opti
         "exec" => Some("it ends with its command"),
         "unit" if name == "numaward.service" => Some("it is numaward"),
         "unit" if usage.cgroup.contains("/user@") => Some("it is a unit of a user's own manager"),
-        "unit" if name.ends_with(".scope") => Some("a scope has another name the next time"),
+        "unit" if name.strip_suffix(".scope").is_some() => Some("a scope has another name the next time"),
         "unit" | "cgroup" => None,
         _ => Some("it is no unit or cgroup of its own"),
     }
@@ -612,7 +612,19 @@ mod tests {
         ];
         assert_eq!(given, expected);
 
-        // The daemon accepts the file as it stands.
+        let table = render(&all);
+        assert!(table.contains("WORKLOAD") && table.contains("Observed for up to 60 minutes."), "{table}");
+    }
+
+    #[test]
+    fn daemon_accepts_the_file_as_it_stands() {
+        let pair = |path: &str, kind: &str, cpu_millis: u64, memory: [u64; 2]| {
+            (usage(path, cpu_millis, memory[0] + memory[1]), workload(path, kind, memory))
+        };
+        let all = recommend(&observed(vec![
+            pair("/system.slice/db@1.service", "unit", 2100, [3 * GIB, GIB]),
+            pair("/batch/[a]*", "cgroup", 100, [GIB, GIB]),
+        ]));
         let text = render_guarantees(&all).unwrap();
         let folder = tempfile::tempdir().unwrap();
         fs::DirBuilder::new().mode(0o755).create(folder.path().join("guarantees.d")).unwrap();
@@ -623,9 +635,14 @@ mod tests {
         let sources = Sources { file: Some(folder.path().join("config.yaml")), ..Sources::default() };
         let loaded = load(&sources).unwrap_or_else(|problems| panic!("{problems}:\n{text}"));
         let recommended: Vec<_> = all.iter().filter_map(|one| one.guarantee.clone()).collect();
-        assert_eq!(loaded.config.guarantees, recommended, "{text}");
+        assert_eq!((&loaded.config.guarantees, recommended.len()), (&recommended, 2), "{text}");
+        let cgroup = loaded.config.guarantees.iter().find_map(|of| of.cgroup.as_ref()).unwrap();
+        assert!(
+            cgroup.matches(&"/batch/[a]*".parse().unwrap()) && !cgroup.matches(&"/batch/ab".parse().unwrap())
+        );
         let lines = [
-            "# Peak: 2.1 busy CPUs, 4.0 GiB. 40 % of it is remote.",
+            "# Peak: 2.1 busy CPUs, 4.0 GiB. 25 % of it is remote.",
+            "  unit: db@1.service",
             "- cpus: 3",
             "  memory: 5Gi",
             "  memoryLimit: 10Gi",
@@ -634,9 +651,6 @@ mod tests {
         for line in lines {
             assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
         }
-
-        let table = render(&all);
-        assert!(table.contains("WORKLOAD") && table.contains("Observed for up to 60 minutes."), "{table}");
     }
 
     #[test]

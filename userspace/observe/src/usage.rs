@@ -26,7 +26,7 @@ const TOLERANCE: Duration = Duration::from_millis(2500);
 /// Number of samples in which all workloads are read.
 const SAMPLES_PER_ROUND: usize = 12;
 /// Age at which readings are forgotten.
-const MAX_AGE: Duration = Duration::from_mins(60);
+const MAX_AGE: Duration = Duration::from_hours(1);
 
 /// A workload to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,12 +84,11 @@ impl UsageHistory {
                 Some(record) if record.read_at + READ_INTERVAL <= now + TOLERANCE => {
                     due.push((Some(record.read_at), target));
                 }
-                Some(_) => {}
                 None if room > 0 => {
                     room -= 1;
                     due.push((None, target));
                 }
-                None => {}
+                Some(_) | None => {}
             }
         }
         due.sort_by_key(|(read_at, _)| *read_at);
