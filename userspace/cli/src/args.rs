@@ -1005,7 +1005,7 @@ pub(crate) struct TrialArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(ROUNDS))]
     pub(crate) rounds: u16,
     /// Pause after each change of the guarantee, in which memory moves
-    #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "2s")]
+    #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) settle: Interval,
     /// Text in the command's output before the figure, such as "tps"
     #[arg(long, value_name = "TEXT")]

@@ -442,7 +442,7 @@ async fn read_only_address_changes_nothing() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 6);
+    assert_eq!(tried, 7);
 }
 
 /// The document has all routes and no other.
@@ -463,9 +463,11 @@ async fn all_routes_are_documented() {
             "/api/v1/nodes",
             "/api/v1/plan",
             "/api/v1/rebalance",
+            "/api/v1/reload",
             "/api/v1/status",
             "/api/v1/stream",
             "/api/v1/topology",
+            "/api/v1/usage",
             "/api/v1/version",
             "/api/v1/workloads",
             "/api/v1/workloads/{name}/history",
