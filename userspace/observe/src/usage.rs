@@ -180,7 +180,7 @@ mod tests {
         assert_eq!((found.len(), found[0].cgroup.as_str(), found[0].workload.as_str()), (1, "/w1", "w1"));
         assert_eq!(found[0].observed_seconds, 3600);
         assert_eq!(found[0].cpu_millis, UsageLevels { median: 500, p95: 500, peak: 4000 });
-        assert_eq!(found[0].memory_bytes, Some(UsageLevels { median: 71, p95: 98, peak: 100 }));
+        assert_eq!(found[0].memory_bytes, Some(UsageLevels { median: 70, p95: 97, peak: 100 }));
 
         // A restarted unit has a new cgroup, and keeps its past. One that is gone is forgotten in the end.
         usage.add(target(1, 2), minute(101), counters(1, 0));
