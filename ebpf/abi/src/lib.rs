@@ -308,6 +308,24 @@ pub struct ChainPages {
     pub padding: u32,
 }
 
+/// The number of CPUs of which one run of a program reads the CPU time of a cgroup.
+pub const CPU_TIME_BATCH: u32 = 128;
+
+/// The CPU time of a cgroup on one CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// The offset of the CPU's data; 0 if it is unknown.
+    pub offset: u64,
+    /// The time in the last reading, or [`CpuTime::UNREADABLE`].
+    pub nanoseconds: u64,
+}
+
+impl CpuTime {
+    /// Stands for a time that could not be read.
+    pub const UNREADABLE: u64 = u64::MAX;
+}
+
 /// Implements [`aya::Pod`], so that userspace can read the types from maps and write them.
 #[cfg(feature = "user")]
 macro_rules! pod {

@@ -419,6 +419,8 @@ pub struct WorkloadNode {
     pub missed_bytes: Option<u64>,
     /// The memory of the workload that is on the node now, without hugepages; absent if it cannot be read.
     pub resident: Option<Resident>,
+    /// The time that the workload ran on CPUs of the node, since the daemon first saw it; absent if it cannot be read.
+    pub cpu_micros: Option<u64>,
     /// The hugepages of the workload on the node, for each size of which the host has a pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hugepages: Vec<WorkloadHugepages>,

@@ -274,6 +274,8 @@ pub struct Probes {
     pub oom_kills: ProbeSwitch,
     /// Measures tasks of other workloads on exclusive CPUs. It has a cost only while a CPU is exclusive.
     pub intruders: ProbeSwitch,
+    /// Reads the CPU time of workloads by node from the kernel's account. It has a cost only when it is read.
+    pub cpu_time: ProbeSwitch,
     /// Counts accesses to local and remote DRAM with two hardware counters of each CPU, which other programs (perf, the
     /// NMI watchdog) cannot use meanwhile.
     pub hardware: HardwareProbe,
@@ -290,7 +292,7 @@ impl Probes {
     pub fn all_off(mut self) -> Self {
         self.allocation.enabled = false;
         self.stalls.enabled = false;
-        for switch in [&mut self.accesses, &mut self.oom_kills, &mut self.intruders] {
+        for switch in [&mut self.accesses, &mut self.oom_kills, &mut self.intruders, &mut self.cpu_time] {
             switch.enabled = false;
         }
         self.hardware.enabled = false;

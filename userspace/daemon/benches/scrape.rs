@@ -145,6 +145,9 @@ impl SnapshotSource for SyntheticFigures {
                 name: name.clone(),
                 start: None,
                 allocated: Some(allocated.collect()),
+                cpu: Some(
+                    (0..u64::from(self.nodes)).map(|node| Duration::from_micros(i * 977 + node)).collect(),
+                ),
                 resident: Some(resident.clone()),
                 hugepages: Arc::default(),
                 pressure: Some(PressureFigures {

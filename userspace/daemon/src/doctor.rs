@@ -170,6 +170,7 @@ fn probe(report: &ProbeReport, fix: &str) -> HostCheck {
             warn(format!("attaches by the classic tracepoint, which costs more CPU time ({reason})"), fix)
         }
         (_, Mode::TpBtf) => ok("attaches by tp_btf, the cheapest way"),
+        (_, Mode::OnDemand) => ok("is read on demand, without a hook"),
         (_, mode) => ok(format!("attaches by {mode}")),
     };
     check(format!("probe {}", report.probe), outcome)
@@ -188,6 +189,7 @@ fn effect_of_absence(probe: Probe) -> &'static str {
         Probe::Stall => "time lost in reclaim is not measured; memory.pressure includes a part of it",
         Probe::OomKill => "the causes of OOM kills are unknown; memory.events counts the kills",
         Probe::Switch => "other processes on exclusive CPUs are not detected",
+        Probe::CpuTime => "the CPU time of workloads is not known by node; cpu.stat has its sum",
         Probe::Hardware => "accesses to local and remote DRAM are not counted",
         Probe::AllocChains => "the code that allocates on other nodes is unknown",
         Probe::AccessChains => "the code that accesses memory of other nodes is unknown",

@@ -87,6 +87,8 @@ pub struct WorkloadFigures {
     pub start: Option<SystemTime>,
     /// Bytes allocated since the daemon first saw the workload, by node in the order of [`Snapshot::nodes`].
     pub allocated: Option<Vec<AllocatedFigures>>,
+    /// CPU time since the daemon first saw the workload, by node of the CPU in the order of [`Snapshot::nodes`].
+    pub cpu: Option<Vec<Duration>>,
     /// The current memory, by node in the order of [`Snapshot::nodes`].
     pub resident: Option<Arc<[ResidentFigures]>>,
     /// Hugepages, which are not part of `resident`: the sizes for which the host has pools, and that could be read.

@@ -49,6 +49,7 @@ pub fn snapshot() -> Snapshot {
         name: name.into(),
         start: None,
         allocated: Some(vec![AllocatedFigures { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
+        cpu: Some(vec![Duration::from_millis(2500)]),
         resident: Some(
             [ResidentFigures {
                 anon: Bytes(1),
@@ -88,6 +89,7 @@ pub fn snapshot() -> Snapshot {
     };
     let blind = WorkloadFigures {
         allocated: None,
+        cpu: None,
         resident: None,
         hugepages: Arc::default(),
         pressure: None,

@@ -1,6 +1,6 @@
 //! Documents of the API.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use numaward_api as api;
 use numaward_cgroup::WorkloadKind;
@@ -14,6 +14,7 @@ use numaward_topology::{NodeId, ZoneKind};
 
 use crate::{
     activity::{self, micros},
+    cpu_time,
     cpus::{self, CpuUse},
     hugepages,
     naming::OTHER,
@@ -76,6 +77,7 @@ impl Observer {
         let by_node = |allocated: Option<&NodeCounters>,
                        memory_of: ResidentMemory<'_>,
                        activity: Option<&probes::Activity>,
+                       cpu: &dyn Fn(NodeId) -> Option<Duration>,
                        can_miss: bool| {
             let missed = allocated.filter(|_| can_miss);
             let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
@@ -85,6 +87,7 @@ impl Observer {
                     self.page_size.bytes_of(counters.get(*node).copied().unwrap_or_default().user_outside).0
                 }),
                 resident: memory_of.resident.and_then(|resident| resident.get(index)).map(resident),
+                cpu_micros: cpu(*node).map(micros),
                 hugepages: hugepages::of_node((index, *node), memory_of.hugepages, activity, can_miss),
             });
             nodes.collect()
@@ -118,12 +121,14 @@ impl Observer {
             let splits = holdings.as_ref().zip(read.guarantees.get(id)).map(|(all, of)| all.by_kind(of));
             splits.into_iter().flatten().map(residency).collect()
         };
+        let cpu_times = cpu_time::read(self, &read.table, &read.machine);
         let mut workloads = Vec::new();
         for (name, series) in read.table.series() {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(|slot| slots.get(slot)));
                 let activity = series.activity(|slot| activity_counts.slots.get(slot));
-                let nodes = by_node(allocated.as_deref(), nowhere, Some(&activity), false);
+                let cpu = |node| cpu_times.as_ref().map(|times| times.of_name(name, node));
+                let nodes = by_node(allocated.as_deref(), nowhere, Some(&activity), &cpu, false);
                 let removed = row(name, series.kind, api::Counters::Removed, nodes, series.pressure_stats());
                 let activity = served(&activity);
                 workloads.push(api::Workload { activity, ..removed });
@@ -138,8 +143,9 @@ impl Observer {
                 let memory_of =
                     ResidentMemory { resident: member.resident.as_ref(), hugepages: &member.hugepages };
                 let activity = member.slot.and_then(|slot| activity_counts.slots.get(slot));
-                let nodes =
-                    by_node(allocated, memory_of, activity, read.guarantees.binding_nodes_of(id).is_some());
+                let cpu = |node| cpu_times.as_ref().map(|times| times.of_member(id, node));
+                let can_miss = read.guarantees.binding_nodes_of(id).is_some();
+                let nodes = by_node(allocated, memory_of, activity, &cpu, can_miss);
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
@@ -162,7 +168,8 @@ impl Observer {
             }
         }
         if let Some(counted) = counted {
-            let nodes = by_node(Some(&counted.other), nowhere, Some(&activity_counts.other), false);
+            let nodes =
+                by_node(Some(&counted.other), nowhere, Some(&activity_counts.other), &|_| None, false);
             let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, PressureStats::default());
             let activity = served(&activity_counts.other);
             workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });

@@ -19,6 +19,7 @@ mod activity;
 mod affinity;
 mod conditions;
 mod coverage;
+mod cpu_time;
 mod cpus;
 mod demand;
 mod documents;

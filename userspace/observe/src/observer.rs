@@ -19,6 +19,7 @@ use tokio::sync::{Notify, watch};
 use crate::{
     activity::AttachedProbes,
     affinity::OwnThreads,
+    cpu_time::CpuTimes,
     demand::Demand,
     events::Events,
     foreign::ForeignGuarantees,
@@ -85,6 +86,8 @@ pub struct Observer {
     pub(crate) health: Arc<Health>,
     /// The last hour. Never locked together with another field.
     pub(crate) past: Mutex<Past>,
+    /// CPU time of workloads. Never locked together with another field.
+    pub(crate) cpu_times: Mutex<CpuTimes>,
 }
 
 impl fmt::Debug for Observer {
@@ -109,7 +112,8 @@ impl Observer {
         let window = probes::stats_window()
             .inspect_err(|error| tracing::info!(%error, "the cost of the probes cannot be measured"));
         let cost = window.ok().map(|window| (window, Instant::now() + COST_MEASUREMENT_TIME));
-        let probes = Probes::load(&probe_options(config, &machine));
+        let mut probes = Probes::load(&probe_options(config, &machine));
+        let cpu_times = CpuTimes::new(probes.take_cpu_times(), &machine);
         for report in probes.reports() {
             let (probe, mode) = (report.probe, report.mode);
             let reason = report.reason.as_deref();
@@ -147,6 +151,7 @@ impl Observer {
             latest: Latest::default(),
             health,
             past: Mutex::default(),
+            cpu_times: Mutex::new(cpu_times),
         }
     }
 
@@ -268,6 +273,7 @@ fn probe_switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'stat
         Probe::Stall => (config.stalls.enabled, "probes.stalls.enabled"),
         Probe::OomKill => (config.oom_kills.enabled, "probes.oomKills.enabled"),
         Probe::Switch => (config.intruders.enabled, "probes.intruders.enabled"),
+        Probe::CpuTime => (config.cpu_time.enabled, "probes.cpuTime.enabled"),
         Probe::Hardware => (config.hardware.enabled, "probes.hardware.enabled"),
         // They are loaded only if the key is true.
         Probe::AllocChains | Probe::AccessChains => (true, "observe.callChains.enabled"),

@@ -30,6 +30,8 @@ pub enum DaemonPart {
     Counters,
     /// Comparing the counters of allocations with the kernel's.
     Coverage,
+    /// Reading the CPU time of cgroups.
+    CpuTimes,
     /// Reading the counters of all other activity.
     Activity,
     /// Reading the probes' events: misses, kills, stalls.

@@ -8,7 +8,7 @@ use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind, sysfs};
 use strum::VariantArray as _;
 
 use crate::{
-    cpus, guarantee_figures,
+    cpu_time, cpus, guarantee_figures,
     hugepages::pools,
     naming::OTHER,
     observer::Observer,
@@ -39,6 +39,7 @@ impl SnapshotSource for Observer {
         let pools = pools(&read.machine);
         let without_room =
             self.node_memory.kills.without_room(&read, || self.node_memory.read_free(&self.machine()));
+        let cpu_times = cpu_time::read(self, &read.table, &read.machine);
         let workloads = read.table.series().map(|(name, series)| {
             let allocated =
                 counted.as_ref().and_then(|counted| series.counters(|slot| counted.slots.get(slot)));
@@ -47,6 +48,9 @@ impl SnapshotSource for Observer {
                 name: name.clone(),
                 start: Some(series.start),
                 allocated: allocated.map(|allocated| self.page_size.allocated_by_node(&nodes, &allocated)),
+                cpu: cpu_times
+                    .as_ref()
+                    .map(|times| nodes.iter().map(|node| times.of_name(name, *node)).collect()),
                 resident: series.resident().filter(|_| as_before),
                 hugepages: if as_before { series.hugepages() } else { Arc::default() },
                 pressure: pressure_stats.pressure,
@@ -62,6 +66,7 @@ impl SnapshotSource for Observer {
             name: OTHER.into(),
             start: None,
             allocated: Some(self.page_size.allocated_by_node(&nodes, &counted.other)),
+            cpu: None,
             resident: None,
             hugepages: Arc::default(),
             pressure: None,

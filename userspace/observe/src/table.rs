@@ -210,6 +210,11 @@ impl<S: Copy + Eq> Table<S> {
         self.names.get(&id)
     }
 
+    /// Returns true if a name is listed.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        self.series.contains_key(name)
+    }
+
     /// Returns the name of the workload with this slot.
     pub(crate) fn name_of_slot(&self, slot: S) -> Option<&Arc<str>> {
         let (id, _) = self.members().find(|(_, member)| member.slot == Some(slot))?;

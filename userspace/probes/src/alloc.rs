@@ -140,7 +140,9 @@ impl AllocProbe {
                 let gfp_offset = tracefs::gfp_offset(Path::new("/"))?;
                 (Sections::new(machine, &nodes)?, Hook::Tracepoint("kmem", "mm_page_alloc"), gfp_offset)
             }
-            Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::Absent => return Err(ProbeError::Unwanted),
+            Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::OnDemand | Mode::Absent => {
+                return Err(ProbeError::Unwanted);
+            }
         };
 
         // CPU ids may have gaps.

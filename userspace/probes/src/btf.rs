@@ -37,7 +37,7 @@ pub(crate) enum BtfError {
 
 const MAGIC: u32 = 0xeb9f;
 /// The names of the structs that are searched for members.
-const STRUCTS: [&[u8]; 12] = [
+const STRUCTS: [&[u8]; 17] = [
     b"page",
     b"folio",
     b"pglist_data",
@@ -50,6 +50,11 @@ const STRUCTS: [&[u8]; 12] = [
     b"file",
     b"inode",
     b"oom_control",
+    b"bpf_array",
+    b"cgroup_rstat_cpu",
+    b"cgroup_rstat_base_cpu",
+    b"cgroup_base_stat",
+    b"task_cputime",
 ];
 /// The names of the functions and of the types of tracepoints that are checked.
 const HOOKS: [&[u8]; 9] = [
@@ -105,6 +110,8 @@ pub(crate) struct Structures {
     /// The offsets of the second page's reference to its head in `struct folio`, and of the number of pages, if
     /// `move_to_new_folio` and the tracepoint `mm_migrate_pages_start` have the expected arguments.
     pub(crate) folio_size: Result<[u32; 2], BtfError>,
+    /// The offsets of `bpf_array.ptrs`, of the per-CPU pointer to the counters of a cgroup, and of the run time in these.
+    pub(crate) cpu_time: Result<[u32; 3], BtfError>,
     /// True if NUMA balancing skips tasks with a cpuset of one node (since about Linux 6.18).
     pub(crate) skips_single_node_cpusets: bool,
 }
@@ -198,6 +205,14 @@ impl Structures {
             let pages = pages.or_else(|_| btf.member("folio._folio_nr_pages", what))?;
             Ok([head.1 / 8, pages.1 / 8])
         };
+        let cpu_time = || {
+            // Both names changed after Linux 6.15.
+            let counters = offset("cgroup.rstat_base_cpu").or_else(|_| offset("cgroup.rstat_cpu"))?;
+            let base = offset("cgroup_rstat_base_cpu.bstat").or_else(|_| offset("cgroup_rstat_cpu.bstat"))?;
+            let run_time = offset("cgroup_base_stat.cputime")? + offset("task_cputime.sum_exec_runtime")?;
+            // The per-CPU pointers are at the same place, because they share a union.
+            Ok([offset("bpf_array.ptrs")?, counters, base.saturating_add(run_time)])
+        };
         Ok(Self {
             node_shift: node_shift(),
             cgroup_path: cgroup_path(),
@@ -211,6 +226,7 @@ impl Structures {
             hint: arguments("task_numa_fault", "function task_numa_fault", &[4], "4").map(drop),
             migrate_reason: migrate_reason(),
             folio_size: folio_size(),
+            cpu_time: cpu_time(),
             skips_single_node_cpusets: btf.hooks.contains_key(&b"btf_trace_sched_skip_cpuset_numa"[..]),
         })
     }
@@ -433,19 +449,23 @@ mod tests {
                 name("flags"), 1, 44 * 8, name("pid"), 1, 100 * 8, name("tgid"), 1, 104 * 8,
                 name("comm"), 1, 200 * 8, name("cgroups"), 1, 300 * 8,
             name("css_set"), record | 1, 64, name("dfl_cgrp"), 1, 112 * 8,
-            name("cgroup"), record | 1, 64, name("kn"), 1, 256 * 8,
+            name("cgroup"), record | 2, 64, name("kn"), 1, 256 * 8, name("rstat_base_cpu"), 1, 928 * 8,
             name("kernfs_node"), record | 2, 64, name("__parent"), 1, 16 * 8, name("id"), 1, 96 * 8,
             name("oom_control"), record | 2, 64, name("chosen"), 1, 40 * 8, name("constraint"), 1, 56 * 8, // 9
             name("file"), record | 1, 64, name("f_inode"), 1, 24 * 8,
             name("inode"), record | 1, 64, name("i_blkbits"), 1, 142 * 8,
             name("folio"), record | 3, 64, name("flags"), 1, 0, name("_head_1"), 1, 72 * 8,
-                name("_nr_pages"), 1, 96 * 8,
+                name("_nr_pages"), 1, 96 * 8,                                               // 12
+            name("bpf_array"), record | 1, 64, name("ptrs"), 1, 312 * 8,
+            name("cgroup_rstat_base_cpu"), record | 1, 64, name("bstat"), 1, 8 * 8,
+            name("cgroup_base_stat"), record | 1, 64, name("cputime"), 1, 0,
+            name("task_cputime"), record | 1, 64, name("sum_exec_runtime"), 1, 16 * 8,
         ];
         let proto = |types: &mut Vec<u32>, arguments: u32| {
             types.extend([0, 13 << 24 | arguments, 0]);
             types.extend(std::iter::repeat_n([0, 1], arguments as usize).flatten());
         };
-        let mut id = 12;
+        let mut id = 16;
         for (function, arguments) in [
             ("task_numa_fault", hint_arguments),
             ("vma_policy_mof", 1),
@@ -487,6 +507,7 @@ mod tests {
             hint: Ok(()),
             migrate_reason: Ok(7),
             folio_size: Ok([72, 96]),
+            cpu_time: Ok([312, 928, 24]),
             skips_single_node_cpusets: false,
         };
         assert_eq!(all, expected);
@@ -521,6 +542,11 @@ mod tests {
         let of_old = Structures::from_btf(&structures(("alloc_hugetlb_folio", "alloc_huge_page"), 4));
         let hugepages = Ok(("alloc_huge_page", [72, 24, 142]));
         assert_eq!(of_old, Ok(Structures { hugepages, ..expected.clone() }));
+        let missing = BtfError::Missing("task_cputime.sum_exec_runtime");
+        let unknown = without("sum_exec_runtime");
+        assert_eq!(unknown, Structures { cpu_time: Err(missing), ..expected.clone() });
+        let of_6_12 = without("rstat_base_cpu").cpu_time;
+        assert_eq!(of_6_12, Err(BtfError::Missing("cgroup.rstat_cpu")));
         let missing = BtfError::Missing("inode.i_blkbits");
         assert_eq!(without("i_blkbits"), Structures { hugepages: Err(missing), ..expected.clone() });
         let moved = Structures::from_btf(&structures(("", ""), 5)).unwrap().hint.unwrap_err();

@@ -38,6 +38,23 @@ pub struct MapAccessError {
     pub source: io::Error,
 }
 
+/// The CPU time of a cgroup cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuTimeError {
+    /// There is no room for another cgroup.
+    #[error("CPU time is read of at most {0} cgroups; that of further ones is not counted")]
+    TooMany(u32),
+    /// The program was not run.
+    #[error("the kernel did not run the program that reads CPU time: {0}")]
+    Run(String),
+    /// The kernel's account is not where it was expected.
+    #[error("the kernel's account of the CPU time of a cgroup cannot be read")]
+    Unreadable,
+    /// A map cannot be read or written.
+    #[error(transparent)]
+    Map(#[from] MapAccessError),
+}
+
 /// An operation on a slot failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
@@ -105,6 +122,10 @@ pub(crate) enum ProbeError {
         "cannot determine the workload of a task: {0} (Linux 5.14 and newer have a helper that does not need it)"
     )]
     NoAncestors(String),
+    #[error("lockdown=confidentiality: programs must not read the kernel's memory")]
+    Confidential,
+    #[error("the kernel's data of single CPUs was not found")]
+    NoCpuOffsets,
     #[error("{0}")]
     Permission(String),
     #[error("{0}")]
@@ -131,8 +152,8 @@ impl ProbeError {
             Self::NotBuilt(_) => Obstacle::NotBuilt,
             Self::Btf(_) | Self::NoBtf | Self::NoAncestors(_) => Obstacle::Btf,
             Self::Tracepoint(_) => Obstacle::Tracepoint,
-            Self::Permission(_) | Self::Pmu(PmuError::Denied(_)) => Obstacle::Permission,
-            Self::Kernel(_) => Obstacle::Kernel,
+            Self::Permission(_) | Self::Confidential | Self::Pmu(PmuError::Denied(_)) => Obstacle::Permission,
+            Self::Kernel(_) | Self::NoCpuOffsets => Obstacle::Kernel,
             Self::TooManySlots { .. } | Self::Pmu(PmuError::FdLimit { .. }) => Obstacle::Limit,
             Self::Pmu(_) => Obstacle::HardwareCounters,
             Self::NoSections(_) => Obstacle::MemoryBlocks,

@@ -258,7 +258,7 @@ impl Family {
     }
 }
 
-fn take<T: TryFrom<Map, Error = MapError>>(
+pub(crate) fn take<T: TryFrom<Map, Error = MapError>>(
     ebpf: &mut Ebpf,
     name: &'static str,
 ) -> Result<Option<T>, ProbeError> {
@@ -266,11 +266,12 @@ fn take<T: TryFrom<Map, Error = MapError>>(
 }
 
 /// Returns the kernel memory of the maps in bytes, without maps for which the kernel does not report it.
-fn map_bytes(ebpf: &Ebpf) -> u64 {
+pub(crate) fn map_bytes(ebpf: &Ebpf) -> u64 {
     let bytes_of = |map: &Map| match map {
         Map::Array(map)
         | Map::PerCpuArray(map)
         | Map::HashMap(map)
+        | Map::CgroupArray(map)
         | Map::PerfEventArray(map)
         | Map::StackTraceMap(map)
         | Map::RingBuf(map) => sys::fdinfo(map.fd().as_fd()).ok()?("memlock"),

@@ -23,6 +23,7 @@ mod btf;
 mod chains;
 mod costs;
 mod counter_maps;
+mod cpu_time;
 mod duty;
 mod error;
 mod event;
@@ -60,8 +61,11 @@ pub use activity::{
 pub use chains::{CallChain, Stack};
 pub use costs::CostReader;
 pub use counter_maps::{ActivityCounters, AllocationCounters, CounterMaps};
+pub use cpu_time::{CgroupPlace, CpuTimeReader};
 pub use duty::DutyCycle;
-pub use error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError};
+pub use error::{
+    CpuTimeError, DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError,
+};
 pub use event::{Incident, ProbeEvent};
 pub use intruders::{CpuUsage, Intruder, IntruderClass};
 pub use nodes::{NoSections, nearest_memory_node};

@@ -13,6 +13,7 @@ use crate::{
     chains::CallChain,
     costs::CostReader,
     counter_maps::CounterMaps,
+    cpu_time::CpuTimeReader,
     duty::DutyCycle,
     error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError},
     event::ProbeEvent,
@@ -47,6 +48,8 @@ pub struct Probes {
     released: u64,
     reports: Vec<ProbeReport>,
     costs: Arc<CostReader>,
+    /// The memory of the maps for CPU time.
+    cpu_time_bytes: Option<u64>,
     skips_single_node_cpusets: Option<bool>,
 }
 
@@ -103,9 +106,13 @@ impl Probes {
             released: 0,
             reports,
             costs: Arc::default(),
+            cpu_time_bytes: None,
             skips_single_node_cpusets,
         };
-        match probes.families().map(Family::costs).collect::<io::Result<_>>() {
+        let cpu_times = probes.secondary.cpu_times.as_ref();
+        probes.cpu_time_bytes = cpu_times.map(|reader| reader.map_bytes);
+        let cpu_time_costs = cpu_times.map(CpuTimeReader::costs);
+        match probes.families().map(Family::costs).chain(cpu_time_costs).collect::<io::Result<_>>() {
             Ok(costs) => probes.costs = Arc::new(CostReader(costs)),
             Err(error) => log::warn!("the costs of the probes cannot be read: {error}"),
         }
@@ -316,7 +323,14 @@ impl Probes {
     /// Returns the kernel memory of each family's maps in bytes, as the kernel reports it (`memlock` in fdinfo), by the
     /// name of the object: the metric label `family`. It does not change after loading.
     pub fn map_memory(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.families().map(|family| (family.name, family.map_bytes))
+        let families = self.families().map(|family| (family.name, family.map_bytes));
+        families.chain(self.cpu_time_bytes.map(|bytes| ("cpu_time", bytes)))
+    }
+
+    /// Takes the reader of the CPU time of cgroups; `None` if the kernel does not permit reading it, or if it was taken
+    /// already. It needs no access to the other probes.
+    pub fn take_cpu_times(&mut self) -> Option<CpuTimeReader> {
+        self.secondary.cpu_times.take()
     }
 
     /// Returns handles of the programs, from which their costs can be read.

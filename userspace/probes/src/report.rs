@@ -26,6 +26,8 @@ pub enum Probe {
     Switch,
     /// Accesses to local and remote DRAM: the processor's counters, read at the same tracepoint.
     Hardware,
+    /// CPU time of cgroups by CPU: the kernel's own account, which is read without a hook.
+    CpuTime,
     /// Call chains of allocations on other nodes: the tracepoint `kmem:mm_page_alloc`.
     AllocChains,
     /// Call chains of accesses to remote memory: the function `task_numa_fault`.
@@ -34,7 +36,7 @@ pub enum Probe {
 
 impl Probe {
     /// All probes except those of allocations and of [`ProbeOptions::call_chains`](crate::ProbeOptions::call_chains).
-    pub const SECONDARY: [Self; 8] = [
+    pub const SECONDARY: [Self; 9] = [
         Self::Hugepages,
         Self::Hint,
         Self::Scan,
@@ -43,6 +45,7 @@ impl Probe {
         Self::OomKill,
         Self::Switch,
         Self::Hardware,
+        Self::CpuTime,
     ];
 }
 
@@ -60,6 +63,8 @@ pub enum Mode {
     Tracepoint,
     /// A breakpoint at the entry of a function.
     Kprobe,
+    /// No hook: the program runs only when its figures are read.
+    OnDemand,
     /// The probe is not attached.
     Absent,
 }

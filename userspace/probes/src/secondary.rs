@@ -1,5 +1,5 @@
 //! The secondary probes, which are all probes except that of allocations: sampled accesses, migrations, stalls, kills,
-//! intruders, accesses to DRAM, hugepages taken from the pools, call chains.
+//! intruders, accesses to DRAM, CPU time, hugepages taken from the pools, call chains.
 //!
 //! Each family is an object with its own table of registered cgroups, so a feature that this kernel does not have affects only
 //! the families that need it. Counters are kept by slot, like those of allocations.
@@ -17,6 +17,7 @@ use crate::{
     alloc::{AllocProbe, EVENTS_BYTES},
     btf::BtfError,
     chains::ChainProbes,
+    cpu_time::CpuTimeReader,
     error::ProbeError,
     event,
     event_gate::{self, EventGate},
@@ -53,6 +54,7 @@ pub(crate) struct SecondaryProbes {
     hardware: Option<HardwareProbe>,
     hugepages: Option<HugepageProbe>,
     pub(crate) chains: Option<ChainProbes>,
+    pub(crate) cpu_times: Option<CpuTimeReader>,
     pub(crate) reports: Vec<ProbeReport>,
 }
 
@@ -100,6 +102,12 @@ impl SecondaryProbes {
                 secondary.tables.insert(CounterTable::Dram, Arc::new(dram));
                 secondary.hardware = Some(hardware);
             }
+            secondary.reports.push(report);
+            Ok(())
+        });
+        secondary.load_family(options, &[Probe::CpuTime], |secondary| {
+            let (cpu_times, report) = CpuTimeReader::load(options, kernel)?;
+            secondary.cpu_times = Some(cpu_times);
             secondary.reports.push(report);
             Ok(())
         });

@@ -41,6 +41,39 @@ pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -
     unsafe { munmap(address, length) }.map_err(io::Error::from)
 }
 
+/// The memory of an array map with `BPF_F_MMAPABLE`, for repeated readings.
+pub(crate) struct MappedArray {
+    start: *mut c_void,
+    numbers: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for MappedArray {}
+
+impl MappedArray {
+    /// Maps the first 64-bit numbers of a map that has at least so many.
+    pub(crate) fn new(map: BorrowedFd<'_>, numbers: usize) -> io::Result<Self> {
+        let length = numbers * size_of::<u64>();
+        // SAFETY: a mapping at an address that the kernel chooses does not affect existing memory.
+        let start = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, map, 0)? };
+        Ok(Self { start, numbers })
+    }
+
+    /// Returns the present numbers.
+    pub(crate) fn read(&self) -> impl Iterator<Item = u64> + '_ {
+        // SAFETY: the mapping has so many numbers. Programs write to them meanwhile, which atomic loads permit.
+        let numbers = unsafe { std::slice::from_raw_parts(self.start.cast::<AtomicU64>(), self.numbers) };
+        numbers.iter().map(|number| number.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for MappedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing borrows from it any more.
+        let _unmapped = unsafe { munmap(self.start, self.numbers * size_of::<u64>()) };
+    }
+}
+
 /// Decodes a value from a ring buffer; `None` if its size is not that of `T`.
 pub(crate) fn read_value<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
     // SAFETY: the size is checked, and any bytes are a valid `T`.

@@ -27,7 +27,7 @@ use std::{
 
 use numaward_probes::{
     AllocationSnapshot, CgroupId, Counters, CpuUsage, DutyCycle, Incident, IntruderClass, Mode, NodeCounters,
-    Pages, Probe, ProbeEvent, ProbeOptions, Probes, RegisterError, SelfCheck, SlotError, SlotId,
+    Obstacle, Pages, Probe, ProbeEvent, ProbeOptions, Probes, RegisterError, SelfCheck, SlotError, SlotId,
     TestOverrides,
     pmu::{DramEvents, PerfEvent},
     stats_window,
@@ -83,6 +83,7 @@ const TESTS: &[(&str, Test)] = &[
     (INTRUDERS, intruders),
     ("counters_of_cpus_are_split_by_workload", hardware_counters),
     ("missing_counters_are_reported", no_hardware_counters),
+    ("cpu_time_is_that_of_the_kernel", cpu_time),
     ("duty_cycle_counts_are_estimates", duty_cycle),
     ("the_memory_of_maps_is_bounded", map_memory),
     ("only_missing_features_excuse_a_probe", |_| expected::only_missing_features_excuse()),
@@ -345,6 +346,50 @@ fn intruders(host: &ProbedHost) {
     let after = probes.cpu_usage().unwrap()[&cpu];
     spin_in(&stranger.0, foreign + time);
     assert_eq!(probes.cpu_usage().unwrap()[&cpu], after, "nothing is exclusive any more");
+}
+
+fn cpu_time(host: &ProbedHost) {
+    let mut probes = Probes::load(&ProbeOptions { secondary: vec![Probe::CpuTime], ..host.options() });
+    let report = &probes.reports()[1];
+    if !Path::new(BTF).exists() {
+        assert_eq!((report.mode, report.obstacle), (Mode::Absent, Some(Obstacle::Btf)), "{report:?}");
+        return;
+    }
+    assert_eq!((report.mode, &report.reason), (Mode::OnDemand, &None));
+    let mut reader = probes.take_cpu_times().unwrap();
+    let [busy, idle] = ["busy", "idle"].map(|name| host.cgroup(name));
+    let nested = Cgroup::new(&busy.0, "nested");
+    with_capabilities(required_capabilities(&probes), || {
+        let mut add = |cgroup: &Cgroup| reader.add(&fs::File::open(&cgroup.0).unwrap()).unwrap();
+        let (busy_place, idle_place, nested_place) = (add(&busy), add(&idle), add(&nested));
+        let start = reader.read(&busy_place).unwrap();
+        assert_eq!(start.iter().sum::<u64>(), 0, "{start:?}");
+
+        let used = spin_in(&busy.0, Duration::from_millis(400));
+        let times = reader.read(&busy_place).unwrap();
+        let sum = Duration::from_nanos(times.iter().sum());
+        assert!(sum.abs_diff(used) <= Duration::from_micros(1), "{times:?}, cpu.stat has {used:?}");
+        let of_cpu = Duration::from_nanos(times[last_cpu()]);
+        assert!(of_cpu * 20 >= used * 19, "{times:?}, {used:?} on CPU {}", last_cpu());
+        assert_eq!(reader.read(&idle_place).unwrap().iter().sum::<u64>(), 0);
+
+        // The time of a nested cgroup is not part of it.
+        spin_in(&nested.0, Duration::from_millis(100));
+        assert_eq!(reader.read(&busy_place).unwrap(), times);
+        let nested_times = reader.read(&nested_place).unwrap();
+        assert!(nested_times[last_cpu()] >= 95_000_000, "{nested_times:?}");
+
+        // A removed cgroup can be read until its place is given to another one.
+        drop(nested);
+        assert_eq!(reader.read(&nested_place).unwrap(), nested_times);
+        reader.remove(nested_place).unwrap();
+        let again = reader.add(&fs::File::open(&idle.0).unwrap()).unwrap();
+        assert_eq!(reader.read(&again).unwrap().iter().sum::<u64>(), 0);
+        let places: Vec<_> =
+            std::iter::from_fn(|| reader.add(&fs::File::open(&idle.0).unwrap()).ok()).collect();
+        assert_eq!(places.len() + 3, 16_384);
+    });
+    assert!(probes.take_cpu_times().is_none());
 }
 
 fn secondary_probes(host: &ProbedHost) {

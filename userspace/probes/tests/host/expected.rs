@@ -131,6 +131,8 @@ impl Features {
                 ExpectedState { modes: vec![Mode::TpBtf], obstacles: vec![Obstacle::HardwareCounters] }
             }
             Probe::Hardware => ExpectedState::absent(&[Obstacle::HardwareCounters]),
+            Probe::CpuTime if self.has(Feature::Btf) => ExpectedState::attached(&[Mode::OnDemand]),
+            Probe::CpuTime => ExpectedState::absent(&[Obstacle::Btf]),
             Probe::AllocChains | Probe::AccessChains => ExpectedState::default(),
         }
     }

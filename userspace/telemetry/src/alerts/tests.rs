@@ -174,6 +174,7 @@ impl SnapshotSource for Kills {
             name: "a\"b\nc".into(),
             start: None,
             allocated: None,
+            cpu: None,
             resident: None,
             hugepages: Arc::default(),
             pressure: None,

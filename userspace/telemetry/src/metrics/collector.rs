@@ -43,6 +43,7 @@ pub(super) fn collect(
     let guarantees = &snapshot.guarantees;
     let mut families = Families { out, snapshot, workloads: &workloads, guarantees, nodes: &nodes };
     families.add_allocations()?;
+    families.add_cpu_time()?;
     families.add_resident_memory()?;
     families.add_pressure_and_tiering()?;
     families.add_activity()?;
@@ -128,6 +129,19 @@ impl<S: FamilySink> Families<'_, S> {
         let help = "Memory allocated on pages of a node that the probe could not determine";
         let mut family = self.out.counter("unknown_node_allocated_bytes", help)?;
         family.add_all(self.snapshot.unknown_node.map(|Bytes(bytes)| (NO_LABELS, bytes)))
+    }
+
+    fn add_cpu_time(&mut self) -> fmt::Result {
+        let help = "CPU time of the workload, by node of the CPU: the kernel's own account, of which usage_usec of cpu.stat is \
+                    the sum. Kernel threads, which are in the root cgroup, are of no workload";
+        let mut family = self.out.counter("cpu_seconds", help)?;
+        for &(name, workload) in self.workloads {
+            family.for_workload(name);
+            for (&node, time) in self.nodes.iter().zip(workload.cpu.iter().flatten()) {
+                family.add([node], time.as_secs_f64())?;
+            }
+        }
+        Ok(())
     }
 
     fn add_resident_memory(&mut self) -> fmt::Result {

@@ -58,6 +58,7 @@ numaward_kernel_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_
 numaward_unattributed_allocated_bytes_total{numa_node="2",reason="atomic"} 16384
 numaward_unattributed_allocated_bytes_total{numa_node="2",reason="reclaim"} 4096
 numaward_unknown_node_allocated_bytes_total 0
+numaward_cpu_seconds_total{workload="a\\b\"c\nd.service",numa_node="2"} 2.5
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="anon"} 1
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="file"} 2
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="kernel"} 3
@@ -254,6 +255,7 @@ fn writes_largest_numbers() {
         name: "most".into(),
         start: None,
         allocated: Some(vec![AllocatedFigures { local: most, remote: most, kernel: most }]),
+        cpu: Some(vec![Duration::MAX]),
         resident: None,
         hugepages: Arc::default(),
         pressure: Some(PressureFigures { waiting: Duration::MAX, stalled: Duration::ZERO }),

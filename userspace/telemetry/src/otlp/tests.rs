@@ -45,6 +45,7 @@ impl SnapshotSource for FixedSource {
                 local: numaward_topology::Bytes(1 << 60),
                 ..AllocatedFigures::default()
             }]),
+            cpu: None,
             resident: None,
             hugepages: Arc::default(),
             pressure: Some(numaward_model::snapshot::PressureFigures {
