@@ -56,7 +56,9 @@ fn seen(report: &ScriptReport) -> (KernelFeatures, BTreeMap<String, (u32, u32)>)
                 release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
             since.insert(name.to_owned(), (numbers.next().unwrap(), numbers.next().unwrap()));
         } else if let Some(probe) = name.strip_prefix("probe ") {
-            let mode = finding.strip_prefix("attaches by ").map_or("absent", |mode| {
+            let on_demand = finding.starts_with("is read on demand").then_some("on_demand");
+            let absent = on_demand.unwrap_or("absent");
+            let mode = finding.strip_prefix("attaches by ").map_or(absent, |mode| {
                 let mode = mode.trim_start_matches("the classic ");
                 mode.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap()
             });

@@ -67,6 +67,28 @@ fn accesses(report: &ScriptReport, page: u64) {
     assert!(sum(report, "pinned", migrated, &["numa_misplaced"]) < 0.5, "it may not move");
 }
 
+/// CPU time by node, compared with `cpu.stat`.
+fn cpu_time(report: &ScriptReport) {
+    let on = |section, node: u32| {
+        let labels = [&*format!("numa_node=\"{node}\"")];
+        sum(report, section, "numaward_cpu_seconds_total", &labels)
+    };
+    let usage = report.section("CPU time of cpu.stat").lines();
+    let usage: Vec<f64> = usage.map(|line| line.parse::<f64>().unwrap() / 1e6).collect();
+    let [all, inner] = usage[..] else { panic!("{usage:?}") };
+    let [on_0, on_1] = [0, 1].map(|node| on("CPU time", node));
+    assert!((on_0 + on_1 - all).abs() < 0.01, "{on_0} + {on_1} s, cpu.stat has {all} s");
+    // A load starts on any CPU, and is then bound to one.
+    for (node, found, expected) in [(0, on_0, inner), (1, on_1, all - inner)] {
+        assert!(
+            (found - expected).abs() <= 0.05 * expected,
+            "node {node}: {found} s, {expected} s were used"
+        );
+    }
+    let left = on("CPU time without inner", 0);
+    assert!(left >= on_0, "the time of a removed cgroup stays: {left} s after {on_0} s");
+}
+
 /// A changed cpuset, which moves pages to the other node, and compaction, which moves them within their nodes.
 fn migrations(report: &ScriptReport, page: u64) {
     let metric = "numaward_migrated_bytes_total";
@@ -182,7 +204,7 @@ fn cost(report: &ScriptReport) {
     assert_eq!(of("oom_kill")["runs"], 0, "nobody was killed");
     let memory = report.section("memory of maps").lines();
     let bytes: Vec<u64> = memory.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
-    assert!(bytes.len() == 5 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
+    assert!(bytes.len() == 6 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
 }
 
 /// The stream delivers the same events to each listener, in the same order.
@@ -258,10 +280,12 @@ fn probes_agree_with_kernel() {
         ("stall", "tp_btf"),
         ("oom_kill", "fentry"),
         ("switch", "tp_btf"),
+        ("cpu_time", "on_demand"),
     ] {
         assert!(has_probe(&report, probe, mode), "{}", report.section("probes"));
     }
     cost(&report);
+    cpu_time(&report);
     accesses(&report, page);
     migrations(&report, page);
     stalls_and_kills(&report);
@@ -286,7 +310,7 @@ fn map_memory_is_bounded() {
     let status = report.json("status");
     let memory = status["mapMemory"].as_object().unwrap();
     let families: Vec<_> = memory.keys().collect();
-    assert_eq!(families, ["alloc", "faults", "hugepages", "switch", "trouble"], "{status}");
+    assert_eq!(families, ["alloc", "cpu_time", "faults", "hugepages", "switch", "trouble"], "{status}");
     let total: u64 = memory.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert!(total < 128 << 20, "{memory:?}");
     // The metrics and the text output have the same figures.

@@ -27,6 +27,27 @@ metric 'numaward_probe_map_memory_bytes{'
 section cost
 numaward status --cost 2s -o json
 
+# --- CPU time -------------------------------------------------------------------------------------------------------
+# One load runs on node 1, and one in a nested cgroup on node 0.
+load spinner --size 1M --walk --cpus 2
+outer=$load_pid
+load spinner/inner --size 1M --walk --cpus 1
+inner=$load_pid
+usage_of() { sed -n 's/^usage_usec //p' "$cgroups/$1/cpu.stat"; }
+_spun() { [ "$(usage_of spinner/inner)" -ge 3000000 ] && [ "$(usage_of spinner)" -ge 6000000 ]; }
+wait_for 240 _spun
+kill -STOP $outer $inner
+section "CPU time"
+metric 'numaward_cpu_seconds_total{workload="spinner"'
+section "CPU time of cpu.stat"
+usage_of spinner
+usage_of spinner/inner
+kill -CONT $outer $inner
+unload spinner/inner $inner
+section "CPU time without inner"
+metric 'numaward_cpu_seconds_total{workload="spinner"'
+unload spinner $outer
+
 # --- Sampled accesses ------------------------------------------------------------------------------------------------
 echo 1 >/proc/sys/kernel/numa_balancing
 

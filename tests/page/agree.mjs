@@ -76,7 +76,7 @@ const cards = (page) => page.$$eval(".node", (cards) => cards.map((card) => ({
 
 /** The rows of the table by node of the workload that is open. */
 const byNode = (page) => page.evaluate(() => {
-  const table = [...document.querySelectorAll("#detail-body table")].find((table) => table.caption?.textContent === "Memory by node");
+  const table = [...document.querySelectorAll("#detail-body table")].find((table) => table.caption?.textContent === "Memory and CPU time by node");
   return [...(table?.tBodies[0].rows ?? [])].map((row) => [...row.cells].map((cell) => cell.textContent));
 });
 

@@ -220,6 +220,7 @@ export class Host {
         },
         ...(index === 0 ? { missedBytes: node === 1 ? this.missed : 0 } : {}),
         resident: { anonBytes: node === row.home ? (index === 0 && this.resident) || (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
+        cpuMicros: node === row.home ? this.turn * 250_000 : 0,
       })),
       ...(index === 0 ? { residency: [residencyOf(this.resident || this.count * 1048576, this.missed)] } : {}),
       activity: {

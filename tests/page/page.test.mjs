@@ -163,9 +163,9 @@ test("a workload's decision and history open by keyboard and close by Escape", a
   await page.waitForSelector("#detail[open]");
   await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("accepted on node 0"));
   const body = await text(page, "#detail-body");
-  for (const words of ["cpuset.mems", "best", "Memory by node", "0-3; left: another program keeps writing it", "the same"]) assert.ok(body.includes(words), words);
+  for (const words of ["cpuset.mems", "best", "Memory and CPU time by node", "0-3; left: another program keeps writing it", "the same"]) assert.ok(body.includes(words), words);
   for (const words of ["broken", "4 CPUs, 8 GiB on node 0", "2 of its processes were killed because memory ran out.", "cpuset.mems is 0-3 instead of 0.", "memory.min8.00 GiB"]) assert.ok(body.includes(words), words);
-  const places = ["broken", "accepted on node 0", "Allocated", "Memory by node", "Enforced"].map((words) => body.indexOf(words));
+  const places = ["broken", "accepted on node 0", "Allocated", "Memory and CPU time by node", "Enforced"].map((words) => body.indexOf(words));
   assert.deepEqual(places, [...places].sort((a, b) => a - b), "verdict and decision come first");
   assert.equal(new URL(page.url()).hash, "#/workloads/database?filter=database");
   await shot(page, "detail");

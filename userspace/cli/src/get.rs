@@ -14,7 +14,7 @@ use crate::{
     args::{ListFormat, ListKind},
     client::Server,
     events, explain, residency,
-    table::{columns, or_dash, row, setting, size, table},
+    table::{columns, or_dash, row, seconds, setting, size, table},
     text::{clean_json, clean_lines, clean_value},
 };
 
@@ -327,9 +327,10 @@ fn memory(nodes: &[WorkloadNode]) -> String {
             &or_dash(node.allocated.map(|bytes| size(bytes.local_bytes))),
             &or_dash(node.allocated.map(|bytes| size(bytes.remote_bytes))),
             &or_dash(node.missed_bytes.map(size)),
+            &or_dash(node.cpu_micros.map(seconds)),
         ])
     });
-    table(["NODE", "RESIDENT", "ALLOCATED LOCAL", "REMOTE", "MISSED"], rows)
+    table(["NODE", "RESIDENT", "ALLOCATED LOCAL", "REMOTE", "MISSED", "CPU SECONDS"], rows)
 }
 
 #[cfg(test)]

@@ -400,6 +400,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                 missed_bytes: None,
                 allocated: Some(AllocatedBytes { local_bytes: 3 << 20, remote_bytes, kernel_bytes: 0 }),
                 resident,
+                cpu_micros: None,
                 hugepages: vec![],
             }],
             residency: Vec::new(),

@@ -195,6 +195,7 @@ impl SnapshotSource for OneWorkload {
         let workload = &mut snapshot.workloads[0];
         workload.name = CONTAINER.into();
         workload.allocated = Some(nodes().map(|_| AllocatedFigures::default()).collect());
+        workload.cpu = Some(nodes().map(|_| Duration::ZERO).collect());
         workload.resident = Some(nodes().map(|_| ResidentFigures::default()).collect());
         let hugepages = self.has_hugepages.then(|| (size, each(Bytes(1))));
         workload.hugepages = Arc::new(hugepages.into_iter().collect());

@@ -224,12 +224,13 @@ function hugepages(row) {
 }
 
 function byNode(row) {
-  return table("Memory by node", ["node", "resident", "allocated local", "allocated remote", "missed"], row.workload.nodes.map((node) => [
+  return table("Memory and CPU time by node", ["node", "resident", "allocated local", "allocated remote", "missed", "CPU time"], row.workload.nodes.map((node) => [
     String(node.node),
     bytes(row.totals.byNode.find((part) => part.node === node.node)?.bytes ?? NaN),
     bytes(node.allocated?.localBytes ?? NaN),
     bytes(node.allocated?.remoteBytes ?? NaN),
     node.missedBytes === undefined ? "–" : bytes(node.missedBytes),
+    node.cpuMicros === undefined ? "–" : seconds(node.cpuMicros),
   ]));
 }
 

@@ -138,9 +138,10 @@ fn by_node(workload: &Workload) -> String {
             or_dash(allocated.map(|bytes| bytes.local_bytes)),
             or_dash(allocated.map(|bytes| bytes.remote_bytes)),
             or_dash(node.missed_bytes),
+            node.cpu_micros.map_or_else(|| "-".to_owned(), seconds),
         ]
     });
-    table(["NODE", "ANON", "FILE", "KERNEL", "LOCAL", "REMOTE", "MISSED"], rows)
+    table(["NODE", "ANON", "FILE", "KERNEL", "LOCAL", "REMOTE", "MISSED", "CPU SECONDS"], rows)
 }
 
 fn hugepages(workload: &Workload) -> String {
