@@ -5,7 +5,7 @@
 //! once more when a cgroup is removed. Nothing runs in between.
 //!
 //! # Algorithm
-//! The account of a cgroup excludes its descendants, so each cgroup is read by itself. What it has used since its last
+//! The account of a cgroup excludes its descendants, so each cgroup is read by itself. Its growth since its last
 //! reading is added to the workload to which its nearest ancestor (or itself) belongs at that time. A cgroup that exists
 //! when the daemon starts begins at its present account, and one that is created later at zero.
 //!
@@ -24,18 +24,24 @@ use std::{
     time::Duration,
 };
 
-use numaward_cgroup::{Cgroup, CgroupEvent, CgroupId, CgroupPath};
+use numaward_cgroup::{Cgroup, CgroupEvent, CgroupId, CgroupPath, Hierarchy};
 use numaward_model::error_chain;
 use numaward_probes::{CgroupPlace, CpuTimeError, CpuTimeReader, SlotId};
 use numaward_topology::{CpuSet, Machine, NodeId};
+use parking_lot::Mutex;
 
-use crate::{observer::Observer, part::DaemonPart, table::Table};
+use crate::{
+    part::{DaemonPart, Health},
+    table::Table,
+};
 
 /// Nanoseconds by node, in the order of [`CpuNodes::nodes`]. Missing nodes have none.
 type NodeTimes = Vec<u64>;
 
 /// The CPU time of all workloads.
-pub(crate) struct CpuTimes {
+pub(crate) struct CpuTimes(Mutex<CpuTimeState>);
+
+struct CpuTimeState {
     /// Absent if the kernel's account cannot be read.
     reader: Option<CpuTimeReader>,
     places: BTreeMap<CgroupId, CgroupPlace>,
@@ -80,6 +86,53 @@ struct CpuAccount {
 
 impl CpuTimes {
     pub(crate) fn new(reader: Option<CpuTimeReader>, machine: &Machine) -> Self {
+        Self(Mutex::new(CpuTimeState::new(reader, machine)))
+    }
+
+    /// Handles new and removed cgroups, before the removed ones leave the table.
+    pub(crate) fn follow(&self, events: &[CgroupEvent], hierarchy: &Hierarchy, table: &Table<SlotId>) {
+        if self.0.lock().reader.is_none() {
+            return;
+        }
+        let members = Members::new(table);
+        for event in events {
+            match event {
+                CgroupEvent::Added(cgroup) if cgroup.path.is_root() => {}
+                CgroupEvent::Added(cgroup) => {
+                    if let Some(directory) = open(&hierarchy.dir(&cgroup.path), cgroup.id) {
+                        self.0.lock().add(cgroup, &directory);
+                    }
+                }
+                CgroupEvent::Removed(cgroup) => self.0.lock().remove(cgroup.id, &members),
+            }
+        }
+        self.0.lock().has_listed = true;
+    }
+
+    /// Reads the CPU time of all workloads; `None` if the kernel's account cannot be read.
+    pub(crate) fn read(
+        &self,
+        table: &Table<SlotId>,
+        machine: &Machine,
+        health: &Health,
+    ) -> Option<CpuTimeReading> {
+        let (reading, failure) = {
+            let mut state = self.0.lock();
+            state.reader.as_ref()?;
+            (state.read(table, machine), state.failure.clone())
+        };
+        let (reading, noted) = match (reading, failure) {
+            (Ok(reading), None) => (Some(reading), Ok(())),
+            (Ok(reading), Some(failure)) => (Some(reading), Err(failure)),
+            (Err(error), _) => (None, Err(error_chain(&error))),
+        };
+        health.note(DaemonPart::CpuTimes, noted);
+        reading
+    }
+}
+
+impl CpuTimeState {
+    fn new(reader: Option<CpuTimeReader>, machine: &Machine) -> Self {
         let mut nodes = CpuNodes::default();
         nodes.follow(machine);
         Self {
@@ -107,7 +160,7 @@ impl CpuTimes {
             Err(error @ CpuTimeError::TooMany(_)) => self.failure = Some(error.to_string()),
             // It was removed meanwhile.
             Err(error) => {
-                tracing::debug!(cgroup = %cgroup.path, %error, "the CPU time of a cgroup is not read")
+                tracing::debug!(cgroup = %cgroup.path, %error, "the CPU time of a cgroup is not read");
             }
         }
     }
@@ -154,55 +207,17 @@ impl CpuTimes {
             // The account of a CPU begins when the CPU comes online for the first time.
             self.read_all(CpuAccount::start)?;
         }
-        self.account.settle(table);
+        self.account.retire_members(table);
         let nodes = self.nodes.nodes.clone();
         let (members, names) = self.account.totals();
         result.map(|()| CpuTimeReading { nodes, members, names })
     }
 }
 
-/// Handles new and removed cgroups, before the removed ones leave the table.
-pub(crate) fn follow_cgroups(observer: &Observer, events: &[CgroupEvent]) {
-    if observer.cpu_times.lock().reader.is_none() {
-        return;
-    }
-    let Some((hierarchy, table, _)) = observer.registry.placed() else { return };
-    let members = Members::new(&table);
-    for event in events {
-        match event {
-            CgroupEvent::Added(cgroup) if cgroup.path.is_root() => {}
-            CgroupEvent::Added(cgroup) => {
-                if let Some(directory) = open(&hierarchy.dir(&cgroup.path), cgroup.id) {
-                    observer.cpu_times.lock().add(cgroup, &directory);
-                }
-            }
-            CgroupEvent::Removed(cgroup) => observer.cpu_times.lock().remove(cgroup.id, &members),
-        }
-    }
-    observer.cpu_times.lock().has_listed = true;
-}
-
 /// Opens the directory of a cgroup; `None` if it is gone, or belongs to another cgroup by now.
 fn open(directory: &Path, id: CgroupId) -> Option<File> {
     let file = File::open(directory).ok()?;
     (file.metadata().ok()?.ino() == id.0).then_some(file)
-}
-
-/// Reads the CPU time of all workloads; `None` if the kernel's account cannot be read.
-pub(crate) fn read(observer: &Observer, table: &Table<SlotId>, machine: &Machine) -> Option<CpuTimeReading> {
-    let (reading, failure) = {
-        let mut times = observer.cpu_times.lock();
-        times.reader.as_ref()?;
-        (times.read(table, machine), times.failure.clone())
-    };
-    let reading = reading.map_err(|error| error_chain(&error));
-    let (reading, noted) = match (reading, failure) {
-        (Ok(reading), None) => (Some(reading), Ok(())),
-        (Ok(reading), Some(failure)) => (Some(reading), Err(failure)),
-        (Err(error), _) => (None, Err(error)),
-    };
-    observer.note(DaemonPart::CpuTimes, noted);
-    reading
 }
 
 impl CpuTimeReading {
@@ -295,7 +310,7 @@ impl CpuAccount {
 
     /// Books the time of workloads that are gone, or have another name, to their former name; drops names that are not
     /// listed any more.
-    fn settle(&mut self, table: &Table<SlotId>) {
+    fn retire_members(&mut self, table: &Table<SlotId>) {
         let former = &mut self.former;
         self.members.retain(|id, (name, times)| {
             let is_same = table.name(*id) == Some(name);
@@ -346,7 +361,9 @@ mod tests {
         /// Creates workloads with these names, paths and ids.
         fn new(workloads: &[(&str, &str, u64)]) -> Self {
             let mut bench = Self { table: Table::default(), account: CpuAccount::default() };
-            workloads.iter().for_each(|(name, path, id)| bench.add(name, path, *id));
+            for (name, path, id) in workloads {
+                bench.add(name, path, *id);
+            }
             bench
         }
 
@@ -366,7 +383,7 @@ mod tests {
 
         /// Returns the time by name.
         fn names(&mut self) -> Vec<(String, Vec<u64>)> {
-            self.account.settle(&self.table);
+            self.account.retire_members(&self.table);
             let (_, names) = self.account.totals();
             names.into_iter().map(|(name, times)| (name.to_string(), times)).collect()
         }

@@ -14,7 +14,6 @@ use numaward_topology::{NodeId, ZoneKind};
 
 use crate::{
     activity::{self, micros},
-    cpu_time,
     cpus::{self, CpuUse},
     hugepages,
     naming::OTHER,
@@ -92,26 +91,6 @@ impl Observer {
             });
             nodes.collect()
         };
-        let row =
-            |name: &str, kind: WorkloadKind, counters, nodes, pressure_stats: PressureStats| api::Workload {
-                workload: name.to_owned(),
-                kind: kind.as_str().to_owned(),
-                cgroup: None,
-                container: None,
-                counters,
-                nodes,
-                residency: Vec::new(),
-                pressure: pressure_stats.pressure.map(|pressure| api::Pressure {
-                    waiting_micros: micros(pressure.waiting),
-                    stalled_micros: micros(pressure.stalled),
-                }),
-                oom_kills: pressure_stats.oom_kills,
-                tiering: pressure_stats.tiering.map(|tiering| api::Tiering {
-                    demoted_bytes: tiering.demoted.0,
-                    promoted_bytes: tiering.promoted.0,
-                }),
-                activity: None,
-            };
         let served = |activity: &probes::Activity| Some(attached.to_api(activity, self.page_size));
         let slots = counted.as_ref().map(|counted| &counted.slots);
         let none = ResidentHugepages::new();
@@ -121,7 +100,7 @@ impl Observer {
             let splits = holdings.as_ref().zip(read.guarantees.get(id)).map(|(all, of)| all.by_kind(of));
             splits.into_iter().flatten().map(residency).collect()
         };
-        let cpu_times = cpu_time::read(self, &read.table, &read.machine);
+        let cpu_times = self.registry.cpu_times.read(&read.table, &read.machine, &self.health);
         let mut workloads = Vec::new();
         for (name, series) in read.table.series() {
             if series.members.is_empty() {
@@ -329,6 +308,35 @@ impl Observer {
             reservations: self.latest.reservations.borrow().clone(),
             container_runtime: self.latest.container_runtime.borrow().clone(),
         }
+    }
+}
+
+/// Returns a workload without the figures that only a workload with a cgroup has.
+fn row(
+    name: &str,
+    kind: WorkloadKind,
+    counters: api::Counters,
+    nodes: Vec<api::WorkloadNode>,
+    pressure_stats: PressureStats,
+) -> api::Workload {
+    api::Workload {
+        workload: name.to_owned(),
+        kind: kind.as_str().to_owned(),
+        cgroup: None,
+        container: None,
+        counters,
+        nodes,
+        residency: Vec::new(),
+        pressure: pressure_stats.pressure.map(|pressure| api::Pressure {
+            waiting_micros: micros(pressure.waiting),
+            stalled_micros: micros(pressure.stalled),
+        }),
+        oom_kills: pressure_stats.oom_kills,
+        tiering: pressure_stats.tiering.map(|tiering| api::Tiering {
+            demoted_bytes: tiering.demoted.0,
+            promoted_bytes: tiering.promoted.0,
+        }),
+        activity: None,
     }
 }
 

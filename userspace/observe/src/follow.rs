@@ -18,7 +18,7 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cpu_time, cpus, guard, history_worker,
+    cpus, guard, history_worker,
     hotplug::{self, Fingerprint},
     observer::Observer,
     part::DaemonPart,
@@ -221,7 +221,7 @@ fn follow_cgroups(observer: &Observer, watcher: &mut Watcher) -> bool {
         // Before removed cgroups release their slots.
         report_probe_events(observer);
         observer.listeners.lock().retain(|listener| listener(&events));
-        cpu_time::follow_cgroups(observer, &events);
+        observer.registry.follow_cpu_times(&events);
         let mut locks = observer.registry.lock_slots();
         for event in events {
             locks.handle(event);

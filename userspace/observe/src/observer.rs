@@ -19,7 +19,6 @@ use tokio::sync::{Notify, watch};
 use crate::{
     activity::AttachedProbes,
     affinity::OwnThreads,
-    cpu_time::CpuTimes,
     demand::Demand,
     events::Events,
     foreign::ForeignGuarantees,
@@ -86,8 +85,6 @@ pub struct Observer {
     pub(crate) health: Arc<Health>,
     /// The last hour. Never locked together with another field.
     pub(crate) past: Mutex<Past>,
-    /// CPU time of workloads. Never locked together with another field.
-    pub(crate) cpu_times: Mutex<CpuTimes>,
 }
 
 impl fmt::Debug for Observer {
@@ -112,8 +109,7 @@ impl Observer {
         let window = probes::stats_window()
             .inspect_err(|error| tracing::info!(%error, "the cost of the probes cannot be measured"));
         let cost = window.ok().map(|window| (window, Instant::now() + COST_MEASUREMENT_TIME));
-        let mut probes = Probes::load(&probe_options(config, &machine));
-        let cpu_times = CpuTimes::new(probes.take_cpu_times(), &machine);
+        let probes = Probes::load(&probe_options(config, &machine));
         for report in probes.reports() {
             let (probe, mode) = (report.probe, report.mode);
             let reason = report.reason.as_deref();
@@ -151,7 +147,6 @@ impl Observer {
             latest: Latest::default(),
             health,
             past: Mutex::default(),
-            cpu_times: Mutex::new(cpu_times),
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, Hierarchy, read::cpu_time};
+use numaward_cgroup::{CgroupEvent, CgroupId, Hierarchy, read::cpu_time};
 use numaward_model::Guarantees;
 use numaward_probes::{SlotHolders, SlotId};
 use numaward_topology::Machine;
@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::{
     activity::AttachedProbes,
+    cpu_time::CpuTimes,
     foreign::ForeignGuarantees,
     probing::{EventSubject, Probing},
     slot_policy::{READ_INTERVAL, SlotCandidate, SlotPolicy, exchanges},
@@ -46,13 +47,16 @@ pub(crate) struct WorkloadRegistry {
     state: Mutex<ObserverState>,
     /// Replaced under the lock of `state`.
     machine: watch::Sender<Arc<Machine>>,
+    /// CPU time of workloads. Never locked together with another field.
+    pub(crate) cpu_times: CpuTimes,
     /// Time for which a name without a member is kept.
     keep_removed: Duration,
 }
 
 impl WorkloadRegistry {
-    pub(crate) fn new(probing: Probing, machine: Machine, keep_removed: Duration) -> Self {
+    pub(crate) fn new(mut probing: Probing, machine: Machine, keep_removed: Duration) -> Self {
         Self {
+            cpu_times: CpuTimes::new(probing.probes.take_cpu_times(), &machine),
             probing: Mutex::new(probing),
             state: Mutex::default(),
             machine: watch::Sender::new(Arc::new(machine)),
@@ -95,6 +99,13 @@ impl WorkloadRegistry {
     pub(crate) fn placed(&self) -> Option<(Hierarchy, Arc<Table<SlotId>>, Arc<Machine>)> {
         let state = self.lock();
         Some((state.hierarchy.clone()?, state.table.clone(), self.machine()))
+    }
+
+    /// Follows the CPU time of new and removed cgroups. The removed ones must still be in the table.
+    pub(crate) fn follow_cpu_times(&self, events: &[CgroupEvent]) {
+        if let Some((hierarchy, table, _)) = self.placed() {
+            self.cpu_times.follow(events, &hierarchy, &table);
+        }
     }
 
     /// Copies the current state. Counters must be read before this call.

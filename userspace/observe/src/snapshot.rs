@@ -8,7 +8,7 @@ use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind, sysfs};
 use strum::VariantArray as _;
 
 use crate::{
-    cpu_time, cpus, guarantee_figures,
+    cpus, guarantee_figures,
     hugepages::pools,
     naming::OTHER,
     observer::Observer,
@@ -39,7 +39,7 @@ impl SnapshotSource for Observer {
         let pools = pools(&read.machine);
         let without_room =
             self.node_memory.kills.without_room(&read, || self.node_memory.read_free(&self.machine()));
-        let cpu_times = cpu_time::read(self, &read.table, &read.machine);
+        let cpu_times = self.registry.cpu_times.read(&read.table, &read.machine, &self.health);
         let workloads = read.table.series().map(|(name, series)| {
             let allocated =
                 counted.as_ref().and_then(|counted| series.counters(|slot| counted.slots.get(slot)));
