@@ -1325,7 +1325,8 @@ fn map_memory(host: &ProbedHost) {
         println!("host:   {slots} slots: {memory:?}");
         // Some hosts do not support the only hook for hugepages.
         let families = memory.iter().map(|(family, _)| *family).filter(|family| *family != "hugepages");
-        assert_eq!(families.collect::<Vec<_>>(), ["alloc", "faults", "trouble", "switch", "hardware"]);
+        let expected = ["alloc", "faults", "trouble", "switch", "hardware", "cpu_time"];
+        assert_eq!(families.collect::<Vec<_>>(), expected);
         assert!(memory.iter().all(|(_, bytes)| *bytes > 0), "{memory:?}");
         memory.iter().map(|(_, bytes)| bytes).sum::<u64>()
     };
