@@ -26,9 +26,9 @@ use std::{
 };
 
 use numaward_probes::{
-    AllocationSnapshot, CgroupId, Counters, CpuUsage, DutyCycle, Incident, IntruderClass, Mode, NodeCounters,
-    Obstacle, Pages, Probe, ProbeEvent, ProbeOptions, Probes, RegisterError, SelfCheck, SlotError, SlotId,
-    TestOverrides,
+    AllocationSnapshot, CgroupId, CgroupPlace, Counters, CpuTimeReader, CpuUsage, DutyCycle, Incident,
+    IntruderClass, Mode, NodeCounters, Obstacle, Pages, Probe, ProbeEvent, ProbeOptions, Probes,
+    RegisterError, SelfCheck, SlotError, SlotId, TestOverrides,
     pmu::{DramEvents, PerfEvent},
     stats_window,
 };
@@ -356,40 +356,45 @@ fn cpu_time(host: &ProbedHost) {
         return;
     }
     assert_eq!((report.mode, &report.reason), (Mode::OnDemand, &None));
+    let kept = required_capabilities(&probes);
     let mut reader = probes.take_cpu_times().unwrap();
+    assert!(probes.take_cpu_times().is_none());
+    // Neither opening a cgroup nor reading it needs privileges.
+    let add = |reader: &mut CpuTimeReader, cgroup: &Cgroup| {
+        with_capabilities(kept, || reader.add(&fs::File::open(&cgroup.0).unwrap()))
+    };
+    let read = |reader: &mut CpuTimeReader, place: &CgroupPlace| {
+        with_capabilities(kept, || reader.read(place).unwrap())
+    };
     let [busy, idle] = ["busy", "idle"].map(|name| host.cgroup(name));
     let nested = Cgroup::new(&busy.0, "nested");
-    with_capabilities(required_capabilities(&probes), || {
-        let mut add = |cgroup: &Cgroup| reader.add(&fs::File::open(&cgroup.0).unwrap()).unwrap();
-        let (busy_place, idle_place, nested_place) = (add(&busy), add(&idle), add(&nested));
-        let start = reader.read(&busy_place).unwrap();
-        assert_eq!(start.iter().sum::<u64>(), 0, "{start:?}");
+    let [busy_place, idle_place, nested_place] =
+        [&busy, &idle, &nested].map(|cgroup| add(&mut reader, cgroup).unwrap());
+    let start = read(&mut reader, &busy_place);
+    assert_eq!(start.iter().sum::<u64>(), 0, "{start:?}");
 
-        let used = spin_in(&busy.0, Duration::from_millis(400));
-        let times = reader.read(&busy_place).unwrap();
-        let sum = Duration::from_nanos(times.iter().sum());
-        assert!(sum.abs_diff(used) <= Duration::from_micros(1), "{times:?}, cpu.stat has {used:?}");
-        let of_cpu = Duration::from_nanos(times[last_cpu()]);
-        assert!(of_cpu * 20 >= used * 19, "{times:?}, {used:?} on CPU {}", last_cpu());
-        assert_eq!(reader.read(&idle_place).unwrap().iter().sum::<u64>(), 0);
+    let used = spin_in(&busy.0, Duration::from_millis(400));
+    let times = read(&mut reader, &busy_place);
+    let sum = Duration::from_nanos(times.iter().sum());
+    assert!(sum.abs_diff(used) <= Duration::from_micros(1), "{times:?}, cpu.stat has {used:?}");
+    let of_cpu = Duration::from_nanos(times[last_cpu()]);
+    assert!(of_cpu * 20 >= used * 19, "{times:?}, {used:?} on CPU {}", last_cpu());
+    assert_eq!(read(&mut reader, &idle_place).iter().sum::<u64>(), 0);
 
-        // The time of a nested cgroup is not part of it.
-        spin_in(&nested.0, Duration::from_millis(100));
-        assert_eq!(reader.read(&busy_place).unwrap(), times);
-        let nested_times = reader.read(&nested_place).unwrap();
-        assert!(nested_times[last_cpu()] >= 95_000_000, "{nested_times:?}");
+    // The time of a nested cgroup is not part of it.
+    spin_in(&nested.0, Duration::from_millis(100));
+    assert_eq!(read(&mut reader, &busy_place), times);
+    let nested_times = read(&mut reader, &nested_place);
+    assert!(nested_times[last_cpu()] >= 95_000_000, "{nested_times:?}");
 
-        // A removed cgroup can be read until its place is given to another one.
-        drop(nested);
-        assert_eq!(reader.read(&nested_place).unwrap(), nested_times);
-        reader.remove(nested_place).unwrap();
-        let again = reader.add(&fs::File::open(&idle.0).unwrap()).unwrap();
-        assert_eq!(reader.read(&again).unwrap().iter().sum::<u64>(), 0);
-        let places: Vec<_> =
-            std::iter::from_fn(|| reader.add(&fs::File::open(&idle.0).unwrap()).ok()).collect();
-        assert_eq!(places.len() + 3, 16_384);
-    });
-    assert!(probes.take_cpu_times().is_none());
+    // A removed cgroup can be read until its place is given to another one.
+    drop(nested);
+    assert_eq!(read(&mut reader, &nested_place), nested_times);
+    with_capabilities(kept, || reader.remove(nested_place).unwrap());
+    let again = add(&mut reader, &idle).unwrap();
+    assert_eq!(read(&mut reader, &again).iter().sum::<u64>(), 0);
+    let others = std::iter::from_fn(|| reader.add(&fs::File::open(&idle.0).unwrap()).ok());
+    assert_eq!(others.count() + 3, 16_384);
 }
 
 fn secondary_probes(host: &ProbedHost) {
