@@ -193,6 +193,8 @@ fn spin() -> ExitCode {
     println!("ready");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
+    // Before Linux 6.2, a task loses its affinity when it is moved to a cgroup with the controller `cpuset`.
+    run_on(last_cpu());
     // The process may have been moved to its cgroup while it was running. A task's workload is determined when it is
     // switched in, which may never happen on an idle CPU. One sleep may be too short to switch the task out.
     let before = sleeps();
