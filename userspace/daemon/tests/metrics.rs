@@ -48,6 +48,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "migrated_",
             "reclaim_",
             "oom_",
+            "cpu_seconds_",
             "exclusive_cpu_",
             "node_memory_unused_",
             "node_headroom_",
