@@ -387,6 +387,8 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
         DegradedPart { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }
     }
 
+    const RESIDENT: Resident = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
+
     #[test]
     fn renders_report() {
         let workload = |name: &str, counters, remote_bytes, resident| Workload {
@@ -426,7 +428,6 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
             free_bytes: 1 << 30,
             withheld_bytes,
         };
-        let resident = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
         let report = StatusReport {
             status: Status {
                 host: "box".to_owned(),
@@ -503,7 +504,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
             cost: None,
             workloads: vec![
                 workload("other", Counters::Own, 0, None),
-                workload("a.service", Counters::Removed, 1 << 20, Some(resident)),
+                workload("a.service", Counters::Removed, 1 << 20, Some(RESIDENT)),
             ],
         };
         let before = Status {
