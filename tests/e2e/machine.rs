@@ -168,7 +168,7 @@ fn forwards_port_to_loopback() {
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        std::io::Result::Ok(answer)
+        io::Result::Ok(answer)
     };
     let started = Instant::now();
     loop {
