@@ -200,10 +200,11 @@ pub(crate) enum Command {
     Recommend(RecommendArgs),
     /// Compare a benchmark with and without a guarantee of a running workload
     ///
-    /// Each round runs the command once with the guarantee and once without, in alternating order. The figure is the time in seconds, or
+    /// Each round runs the command once without the guarantee and once with it, in alternating order. The figure is the time in seconds, or
     /// with --after the number behind a text in the output. Prints medians, the 95 % interval of the difference by signed ranks, the share of
-    /// remote allocations and the misses, and says if there is no difference. The workload must have no guarantee, and has none after the
-    /// trial, even if the command fails or Ctrl-C ends it.
+    /// remote allocations and the misses, and says if no difference is shown. Memory that the guarantee has moved stays there without it, so
+    /// that later runs have it near, too: restart the workload with --prepare to measure that. The workload must have no guarantee, and has
+    /// none after the trial, even if the command fails or Ctrl-C ends it.
     Trial(TrialArgs),
     /// Simulate the decisions of strategies for pods that start and end
     ///
@@ -1004,7 +1005,10 @@ pub(crate) struct TrialArgs {
     /// Number of rounds
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(ROUNDS))]
     pub(crate) rounds: u16,
-    /// Pause after each change of the guarantee, in which memory moves
+    /// Shell command before each run, such as "systemctl restart db"
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) prepare: Option<String>,
+    /// Pause before each run, in which memory moves
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) settle: Interval,
     /// Text in the command's output before the figure, such as "tps"

@@ -749,6 +749,7 @@ fn trial(connection: &ConnectionArgs, args: TrialArgs) -> anyhow::Result<ExitCod
         command: args.command,
         after: args.after,
         rounds: args.rounds,
+        prepare: args.prepare,
         settle: args.settle.0,
     };
     let trial = runtime()?.block_on(trial::run(&server, &request, &benchmark))?;

@@ -1,8 +1,9 @@
 //! `numaward trial`: compares a benchmark with and without a guarantee of a workload.
 //!
 //! # Algorithm
-//! A round runs the benchmark once with the guarantee and once without. The order changes with each round, so that a drift of the host
-//! affects both arms alike. The differences of the rounds are evaluated by Wilcoxon's signed-rank statistic: the estimate is the median of
+//! A round runs the benchmark once without the guarantee and once with it. The order changes with each round, so that a drift of the host
+//! affects both arms alike. Memory that a guarantee has moved stays where it is after a release: a command before each run, which restarts
+//! the workload, makes the runs independent. Without one, all runs but the first have the memory as the guarantee left it. The differences of the rounds are evaluated by Wilcoxon's signed-rank statistic: the estimate is the median of
 //! their pairwise means (Hodges and Lehmann), and the interval has the order statistics of these means that correspond to 95 %. This assumes
 //! only that the differences are independent and distributed symmetrically.
 //!
@@ -37,7 +38,9 @@ pub(crate) struct Benchmark {
     /// Text in the output before the figure; without it, the figure is the time in seconds.
     pub(crate) after: Option<String>,
     pub(crate) rounds: u16,
-    /// Pause after each change of the guarantee.
+    /// Shell command before each run.
+    pub(crate) prepare: Option<String>,
+    /// Pause before each run.
     pub(crate) settle: Duration,
 }
 
@@ -88,20 +91,25 @@ impl Difference {
 }
 
 /// Signals that end the trial.
-struct Interrupts {
-    interrupt: Signal,
-    terminate: Signal,
-}
+struct Interrupts([Signal; 4]);
 
 impl Interrupts {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Self([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+            signal(SignalKind::quit())?,
+        ]))
     }
 
     async fn received(&mut self) {
+        let [interrupt, terminate, hangup, quit] = &mut self.0;
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            _ = quit.recv() => {}
         }
     }
 }
@@ -133,7 +141,10 @@ pub(crate) async fn run(
         Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
         Err(error) => {
             let failed = outcome.err().map_or_else(String::new, |error| format!("{error:#}; "));
-            bail!("{failed}the guarantee of {} could not be released: {error}", request.name);
+            let name = &request.name;
+            bail!(
+                "{failed}the guarantee of {name} could not be released: {error}; run `numaward release {name}`"
+            );
         }
     }
     outcome
@@ -146,8 +157,9 @@ async fn run_rounds(
 ) -> anyhow::Result<Trial> {
     let (mut with, mut without) = (Arm::default(), Arm::default());
     let mut cgroup = None;
+    let mut unit = None;
     for round in 0..benchmark.rounds {
-        let guaranteed_first = round % 2 == 0;
+        let guaranteed_first = round % 2 == 1;
         for is_guaranteed in [guaranteed_first, !guaranteed_first] {
             // The second arm of a round and the first arm of the next one are the same.
             let has_guarantee = with.figures.len() + without.figures.len() > 0
@@ -157,18 +169,34 @@ async fn run_rounds(
                 (false, true) => server.release(&request.name).await?,
                 _ => {}
             }
+            if let Some(prepare) = &benchmark.prepare {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", prepare]).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+                let status = shell.status().await.context("sh cannot be started")?;
+                if !status.success() {
+                    bail!("round {}: the command before each run, {prepare:?}, failed: {status}", round + 1);
+                }
+            }
             sleep(benchmark.settle).await;
-            let cgroup = cgroup.as_deref().unwrap_or_default();
-            let before = counters(server, cgroup).await?;
+            let before = counters(server, &request.target, cgroup.as_deref()).await?;
             let figure = run_benchmark(benchmark).await.with_context(|| format!("round {}", round + 1))?;
-            let after = counters(server, cgroup).await?;
+            let after = counters(server, &request.target, cgroup.as_deref()).await?;
+            let first_unit = unit.get_or_insert_with(|| figure.unit.clone());
+            if *first_unit != figure.unit {
+                let now = &figure.unit;
+                bail!(
+                    "the unit of the figure changes from {first_unit:?} to {now:?}: use an output with a fixed unit"
+                );
+            }
             let arm = if is_guaranteed { &mut with } else { &mut without };
-            arm.add(figure, before, after);
+            arm.add(figure.value, before, after);
             eprintln!(
-                "round {} of {}, {} the guarantee: {figure}",
+                "round {} of {}, {} the guarantee: {}{}",
                 round + 1,
                 benchmark.rounds,
-                if is_guaranteed { "with" } else { "without" }
+                if is_guaranteed { "with" } else { "without" },
+                figure.value,
+                figure.unit
             );
         }
     }
@@ -192,10 +220,18 @@ async fn is_guaranteed_now(server: &Server, name: &str) -> Result<bool, ClientEr
     Ok(server.allocations().await?.allocations.iter().any(|held| held.name == name))
 }
 
-/// Counters of the workload so far: local, remote and missed bytes.
-async fn counters(server: &Server, cgroup: &str) -> Result<[u64; 3], ClientError> {
+/// Counters of the workload so far: local, remote and missed bytes. Its cgroup is not known before the first guarantee.
+async fn counters(
+    server: &Server,
+    target: &api::Target,
+    cgroup: Option<&str>,
+) -> Result<[u64; 3], ClientError> {
     let Workloads { workloads } = server.get("/api/v1/workloads").await?;
-    let found = workloads.iter().find(|workload| workload.cgroup.as_deref() == Some(cgroup));
+    let found = workloads.iter().find(|workload| match (&workload.cgroup, cgroup) {
+        (Some(of), Some(cgroup)) => of == cgroup,
+        (Some(of), None) => is_of(target, of),
+        (None, _) => false,
+    });
     let nodes = found.into_iter().flat_map(|workload| &workload.nodes);
     Ok(nodes.fold([0; 3], |[local, remote, missed]: [u64; 3], node| {
         let allocated = node.allocated.unwrap_or_default();
@@ -205,6 +241,15 @@ async fn counters(server: &Server, cgroup: &str) -> Result<[u64; 3], ClientError
             missed.saturating_add(node.missed_bytes.unwrap_or(0)),
         ]
     }))
+}
+
+/// Returns true if the cgroup is that of the target.
+fn is_of(target: &api::Target, cgroup: &str) -> bool {
+    match target {
+        api::Target::Cgroup(path) => path.trim_matches('/') == cgroup.trim_matches('/'),
+        api::Target::Unit(unit) => cgroup.rsplit('/').next() == Some(unit),
+        api::Target::Exec | api::Target::Container(_) => false,
+    }
 }
 
 impl Arm {
@@ -227,8 +272,16 @@ impl Arm {
     }
 }
 
+/// A figure of the benchmark.
+#[derive(Debug, PartialEq)]
+struct Figure {
+    value: f64,
+    /// Text that follows the number without a space.
+    unit: String,
+}
+
 /// Runs the benchmark once and returns its figure.
-async fn run_benchmark(benchmark: &Benchmark) -> anyhow::Result<f64> {
+async fn run_benchmark(benchmark: &Benchmark) -> anyhow::Result<Figure> {
     let (program, arguments) = benchmark.command.split_first().context("no command")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
@@ -245,9 +298,9 @@ async fn run_benchmark(benchmark: &Benchmark) -> anyhow::Result<f64> {
         bail!("{} failed: {status}", program.display());
     }
     match &benchmark.after {
-        None => Ok(elapsed.as_secs_f64()),
+        None => Ok(Figure { value: elapsed.as_secs_f64(), unit: String::new() }),
         Some(text) => figure_after(&String::from_utf8_lossy(&output), text)
-            .with_context(|| format!("the output has no number after {text:?}")),
+            .with_context(|| format!("the output has no plain number, such as 1234.5, after {text:?}")),
     }
 }
 
@@ -267,12 +320,19 @@ async fn read_end(mut output: impl AsyncRead + Unpin) -> std::io::Result<Vec<u8>
     }
 }
 
-/// Returns the number that follows the last occurrence of a text.
-fn figure_after(output: &str, text: &str) -> Option<f64> {
+/// Returns the number that follows the last occurrence of a text, unless it has separators of thousands.
+fn figure_after(output: &str, text: &str) -> Option<Figure> {
     let (_, rest) = output.rsplit_once(text)?;
     let rest = rest.trim_start_matches(|c: char| c.is_whitespace() || c == ':' || c == '=');
     let end = rest.find(|c: char| !(c.is_ascii_digit() || "+-.eE".contains(c))).unwrap_or(rest.len());
-    rest.get(..end)?.parse().ok().filter(|figure: &f64| figure.is_finite())
+    let (digits, behind) = rest.split_at_checked(end)?;
+    let unit: String = behind.chars().take_while(|c| !c.is_whitespace()).take(16).collect();
+    if unit.strip_prefix([',', '\'', '_']).is_some_and(|more| more.starts_with(|c: char| c.is_ascii_digit()))
+    {
+        return None;
+    }
+    let value = digits.parse().ok().filter(|figure: &f64| figure.is_finite())?;
+    Some(Figure { value, unit: unit.trim_end_matches([',', ';', '.', ')']).to_owned() })
 }
 
 fn median(figures: &[f64]) -> Option<f64> {
@@ -333,18 +393,22 @@ pub(crate) fn render(trial: &Trial) -> String {
     };
     let rows = [arm("with", with_guarantee), arm("without", without_guarantee)];
     let Difference { estimate, low, high } = *difference;
+    let share = |figure: f64| {
+        let percent = figure / without_guarantee.median.abs() * 100.0;
+        if percent.is_finite() { format!(" ({percent:+.1} %)") } else { String::new() }
+    };
     let verdict = if difference.is_significant() {
-        let percent = estimate / without_guarantee.median * 100.0;
-        let share = if percent.is_finite() { format!(" ({percent:+.1} %)") } else { String::new() };
-        format!("the guarantee changes it by {}{share}", number(estimate))
+        format!("the guarantee changes it by {}{}", number(estimate), share(estimate))
     } else {
-        "no difference: the interval contains 0".to_owned()
+        "no difference is shown: the interval contains 0".to_owned()
     };
     format!(
-        "{}\n{workload}, {figure}, {rounds} rounds: {verdict}\n95 % interval: {} to {} (signed ranks of the rounds)\n",
+        "{}\n{workload}, {figure}, {rounds} rounds: {verdict}\n95 % interval: {}{} to {}{}, by signed ranks of the rounds\n",
         table(["GUARANTEE", "MEDIAN", "REMOTE", "MISSED"], rows),
         number(low),
-        number(high)
+        share(low),
+        number(high),
+        share(high)
     )
 }
 
@@ -378,11 +442,15 @@ mod tests {
     #[test]
     fn finds_the_figure_in_the_output() {
         let output = "tps = 12.5 (including)\nlatency average: 3.25 ms\ntps = 1.5e3 (excluding)\nnone\n";
-        assert_eq!(figure_after(output, "tps"), Some(1500.0));
-        assert_eq!(figure_after(output, "latency average"), Some(3.25));
+        let of = |value, unit: &str| Some(Figure { value, unit: unit.to_owned() });
+        assert_eq!(figure_after(output, "tps"), of(1500.0, ""));
+        assert_eq!(figure_after(output, "latency average"), of(3.25, ""));
         assert_eq!(figure_after(output, "none"), None);
         assert_eq!(figure_after(output, "missing"), None);
-        assert_eq!(figure_after("x: -4", "x"), Some(-4.0));
+        assert_eq!(figure_after("x: -4", "x"), of(-4.0, ""));
+        assert_eq!(figure_after("IOPS=1.2k, BW=3MiB/s", "IOPS"), of(1.2, "k"));
+        assert_eq!(figure_after("took 12.5s.", "took"), of(12.5, "s"));
+        assert_eq!(figure_after("Throughput: 1,234.5", "Throughput"), None);
         assert_eq!(figure_after("x: 1e999", "x"), None);
     }
 
@@ -407,9 +475,13 @@ mod tests {
             render(&trial),
             "GUARANTEE  MEDIAN  REMOTE  MISSED\nwith       1200    25.0 %  0 B\nwithout    1000    25.0 %  -\n\n\
              db.service, tps, 10 rounds: the guarantee changes it by 190.0 (+19.0 %)\n\
-             95 % interval: 120.0 to 260.4 (signed ranks of the rounds)\n"
+             95 % interval: 120.0 (+12.0 %) to 260.4 (+26.0 %), by signed ranks of the rounds\n"
         );
         trial.difference.low = -3.0;
-        assert!(render(&trial).contains("no difference: the interval contains 0"), "{}", render(&trial));
+        assert!(
+            render(&trial).contains("no difference is shown: the interval contains 0"),
+            "{}",
+            render(&trial)
+        );
     }
 }

@@ -228,31 +228,44 @@ async fn trial_leaves_no_guarantee() {
         "-c",
     ];
     let (code, said) = run(server, &[&trial[..], &[&script]].concat());
-    assert!(code == 0 && said.contains("no difference: the interval contains 0"), "{said}");
+    assert!(code == 0 && said.contains("no difference is shown: the interval contains 0"), "{said}");
     let cpus = fs::read_to_string(&seen).unwrap();
     let with_guarantee: Vec<bool> = cpus.lines().map(|line| line == "1").collect();
-    assert_eq!(with_guarantee, [true, false, false, true].repeat(3), "{cpus}");
+    assert_eq!(with_guarantee, [false, true, true, false].repeat(3), "{cpus}");
     let is_free = || daemon.reconciler.allocations().allocations.is_empty();
     assert!(is_free());
 
     for (script, words) in
-        [("exit 7", "round 1: sh failed: exit status: 7"), ("echo tps", "no number after \"tps\"")]
+        [("exit 7", "round 1: sh failed: exit status: 7"), ("echo tps", "no plain number, such as 1234.5, after \"tps\"")]
     {
         let (code, said) = run(server, &[&trial[..], &[script]].concat());
         assert!(code == 1 && said.contains(words) && is_free(), "{said}");
     }
 
+    let prepared = host.dir.path().join("prepared");
+    let prepare = format!("head -n 1 {} >>{}", knob.display(), prepared.display());
+    let (code, said) =
+        run(server, &[&["trial", "--prepare", &prepare], &trial[1..], &["echo tps 5"]].concat());
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(fs::read_to_string(&prepared).unwrap(), cpus, "each run has the state of its arm");
+    let (code, said) = run(server, &[&["trial", "--prepare", "exit 7"], &trial[1..], &["true"]].concat());
+    assert!(code == 1 && said.contains("round 1: the command before each run, \"exit 7\", failed"), "{said}");
+
     let begun = host.dir.path().join("begun");
-    let script = format!("touch {}; exec sleep 60", begun.display());
-    let mut command = numaward(&[&["--server", server], &trial[..], &[&script]].concat());
-    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-    while !begun.exists() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    let wait = format!("touch {} && exec sleep 60", begun.display());
+    let script = format!("head -n 1 {} | grep -qx 1 && {wait}; echo tps 5", knob.display());
+    for signal in [Signal::TERM, Signal::HUP] {
+        let mut command = numaward(&[&["--server", server], &trial[..], &[&script]].concat());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        while !begun.exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!is_free());
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{signal:?}");
+        assert!(is_free(), "{signal:?}");
+        fs::remove_file(&begun).unwrap();
     }
-    assert!(!is_free());
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert!(is_free());
 
     let (code, said) = run(server, &["guarantee", "/batch", "--cpus", "1"]);
     assert_eq!(code, 0, "{said}");
