@@ -461,6 +461,9 @@ pub struct Resident {
     pub anon_bytes: u64,
     /// Page cache, tmpfs and shared memory.
     pub file_bytes: u64,
+    /// The part of `fileBytes` that is shared memory and tmpfs.
+    #[serde(default)]
+    pub shmem_bytes: u64,
     /// Kernel stacks, page tables and slabs.
     pub kernel_bytes: u64,
 }

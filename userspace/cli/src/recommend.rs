@@ -176,6 +176,7 @@ pub(crate) fn recommend(observed: &Observed) -> Vec<Recommendation> {
             let held = observed.allocations.iter().flat_map(|all| &all.allocations);
             let held = held.map(|held| &**held).find(|held| held.cgroup == usage.cgroup);
             let is_outer = has_path_below(&paths, &usage.cgroup);
+            let promise = observed.allocations.as_ref().and_then(|all| existing_promise(all, &usage.cgroup));
             let mut recommended = Recommendation {
                 workload: usage.workload.clone(),
                 cgroup: usage.cgroup.clone(),
@@ -193,6 +194,7 @@ pub(crate) fn recommend(observed: &Observed) -> Vec<Recommendation> {
                 Some(held) => {
                     (recommended.advice, recommended.reason) = (Advice::Keep, compare(held, usage));
                 }
+                None if promise.is_some() => recommended.reason = promise.unwrap_or_default(),
                 None => advise(&mut recommended, (usage, workload, is_outer), &totals, &mut free),
             }
             recommended
@@ -283,6 +285,16 @@ fn exclusion(usage: &WorkloadUsage, workload: &Workload, is_outer: bool) -> Opti
     }
 }
 
+/// Returns the reason why a guarantee that exists already excludes another one for the cgroup.
+fn existing_promise(allocations: &Allocations, cgroup: &str) -> Option<String> {
+    let is_above = |above: &str| cgroup.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'));
+    if let Some(held) = allocations.allocations.iter().find(|held| is_above(&held.cgroup)) {
+        return Some(format!("{}, in which it is, has a guarantee", held.name));
+    }
+    let waiting = allocations.waiting.iter().find(|waiting| waiting.cgroup == cgroup)?;
+    Some(format!("{} is declared for it and waits", waiting.declared))
+}
+
 /// Returns the declaration of a guarantee; `None` if the workload cannot be named.
 fn declare(usage: &WorkloadUsage, amounts: Amounts, node: u32) -> Option<DeclaredGuarantee> {
     let name = usage.cgroup.rsplit('/').next().unwrap_or_default();
@@ -352,7 +364,10 @@ fn remote_percent(usage: &WorkloadUsage, workload: &Workload) -> Option<u64> {
 /// Returns the memory of a workload by node, without page cache.
 fn residents(workload: &Workload) -> BTreeMap<u32, u64> {
     let nodes = workload.nodes.iter();
-    nodes.filter_map(|node| Some((node.node, node.resident?.anon_bytes))).collect()
+    nodes
+        .filter_map(|node| Some((node.node, node.resident?)))
+        .map(|(node, resident)| (node, resident.anon_bytes.saturating_add(resident.shmem_bytes)))
+        .collect()
 }
 
 /// Returns the CPUs and the memory of each node that can be guaranteed in total and now.
@@ -435,6 +450,9 @@ pub(crate) fn render_guarantees(all: &[Recommendation]) -> serde_json::Result<St
     let mut text = "# Written by numaward recommend: the peak of the last hour plus a quarter. memoryLimit is the most memory that a\n\
                     # workload may use; without it, that is memory, which is then protected from reclaim in any case (memory.min).\n"
         .to_owned();
+    for kept in all.iter().filter(|one| one.advice == Advice::Keep) {
+        let _ = writeln!(text, "# Not in this file: {} has a guarantee.", kept.workload);
+    }
     let recommended: Vec<_> = all.iter().filter_map(|one| Some((one, one.guarantee.as_ref()?))).collect();
     if recommended.is_empty() {
         return Ok(text + "guarantees: []\n");
@@ -463,7 +481,9 @@ mod tests {
         sync::Arc,
     };
 
-    use numaward_api::{Activity, HourlyAllocations, KindCapacity, NodeAccesses, NodeCapacity};
+    use numaward_api::{
+        Activity, HourlyAllocations, KindCapacity, NodeAccesses, NodeCapacity, PendingGuarantee, Resident,
+    };
     use numaward_config::{Sources, load};
     use numaward_topology::Machine;
 
@@ -614,6 +634,42 @@ mod tests {
 
         let table = render(&all);
         assert!(table.contains("WORKLOAD") && table.contains("Observed for up to 60 minutes."), "{table}");
+    }
+
+    #[test]
+    fn existing_guarantees_exclude_others() {
+        let pair = |path: &str| (usage(path, 2000, 2 * GIB), workload(path, "unit", [GIB, GIB]));
+        let mut all = observed(vec![pair("/a.slice/b.service"), pair("/c.service")]);
+        let allocations = all.allocations.as_mut().unwrap();
+        let json = serde_json::json!({
+            "name": "a.slice", "target": {"unit": "a.slice"}, "cgroup": "/a.slice", "directory": "", "cpus": "",
+            "nodes": "0", "memory": [], "enforced": true, "settings": {}, "drift": [],
+        });
+        allocations.allocations.push(Arc::new(serde_json::from_value(json).unwrap()));
+        allocations.waiting.push(PendingGuarantee {
+            cgroup: "/c.service".to_owned(),
+            declared: "*.service".to_owned(),
+            reason: "no room".to_owned(),
+            rejection: None,
+        });
+        let recommended = recommend(&all);
+        let expected = [
+            ("b.service", Advice::None, "a.slice, in which it is, has a guarantee"),
+            ("c.service", Advice::None, "*.service is declared for it and waits"),
+        ];
+        assert_eq!(summary(&recommended), expected);
+        assert!(render_guarantees(&recommended).unwrap().ends_with("guarantees: []\n"));
+    }
+
+    /// PostgreSQL's buffers are shared memory.
+    #[test]
+    fn shared_memory_counts_where_it_lies() {
+        let mut database = (usage("/db.service", 2000, 8 * GIB), workload("/db.service", "unit", [GIB, 0]));
+        let node = database.1.nodes.iter_mut().find(|node| node.node == 1).unwrap();
+        node.resident =
+            Some(Resident { file_bytes: 8 * GIB, shmem_bytes: 7 * GIB, ..node.resident.unwrap_or_default() });
+        let all = recommend(&observed(vec![database]));
+        assert_eq!(all[0].node, Some(1), "{:?}", summary(&all));
     }
 
     #[test]

@@ -387,7 +387,8 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
         DegradedPart { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }
     }
 
-    const RESIDENT: Resident = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
+    const RESIDENT: Resident =
+        Resident { anon_bytes: 1 << 20, file_bytes: 0, shmem_bytes: 0, kernel_bytes: 512 << 10 };
 
     #[test]
     fn renders_report() {

@@ -235,9 +235,10 @@ async fn trial_leaves_no_guarantee() {
     let is_free = || daemon.reconciler.allocations().allocations.is_empty();
     assert!(is_free());
 
-    for (script, words) in
-        [("exit 7", "round 1: sh failed: exit status: 7"), ("echo tps", "no plain number, such as 1234.5, after \"tps\"")]
-    {
+    for (script, words) in [
+        ("exit 7", "round 1: sh failed: exit status: 7"),
+        ("echo tps", "no plain number, such as 1234.5, after \"tps\""),
+    ] {
         let (code, said) = run(server, &[&trial[..], &[script]].concat());
         assert!(code == 1 && said.contains(words) && is_free(), "{said}");
     }

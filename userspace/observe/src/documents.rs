@@ -342,7 +342,12 @@ fn row(
 
 /// Converts a workload's memory on a node for the API.
 fn resident(bytes: &ResidentFigures) -> api::Resident {
-    api::Resident { anon_bytes: bytes.anon.0, file_bytes: bytes.file.0, kernel_bytes: bytes.kernel.0 }
+    api::Resident {
+        anon_bytes: bytes.anon.0,
+        file_bytes: bytes.file.0,
+        shmem_bytes: bytes.shmem.0,
+        kernel_bytes: bytes.kernel.0,
+    }
 }
 
 /// Converts a workload's memory of a kind for the API.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf,
     maps::{CgroupArray, Map, MapData},
     programs::{Program, RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
@@ -21,6 +21,7 @@ use crate::{
     explain::explain,
     family::{map_bytes, report, take},
     kernel::{KernelInfo, is_confidential},
+    loader::ObjectSettings,
     maps::access_error,
     objects::CPU_TIME,
     sys::MappedArray,
@@ -58,7 +59,7 @@ pub struct CpuTimeReader {
 impl CpuTimeReader {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &KernelInfo,
+        kernel: &KernelInfo<'_>,
     ) -> Result<(Self, ProbeReport), ProbeError> {
         let object = CPU_TIME.map_err(ProbeError::NotBuilt)?;
         // Reads of the kernel's memory return zeros without an error.
@@ -70,15 +71,13 @@ impl CpuTimeReader {
         let highest = options.machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?.max(highest);
         let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
-        let mut ebpf = EbpfLoader::new()
-            .btf(kernel.btf())
-            .override_global("POINTERS", &pointers, true)
-            .override_global("COUNTERS", &counters, true)
-            .override_global("RUN_TIME", &run_time, true)
-            .map_max_entries("CGROUPS", MAX_CGROUPS)
-            .map_max_entries("TIMES", cpus)
-            .load(object)
-            .map_err(|error| ProbeError::kernel(&error))?;
+        let settings = ObjectSettings::default()
+            .global("POINTERS", pointers)
+            .global("COUNTERS", counters)
+            .global("RUN_TIME", run_time)
+            .entries("CGROUPS", MAX_CGROUPS)
+            .entries("TIMES", cpus);
+        let mut ebpf = kernel.load(object, &settings)?;
         let map_bytes = map_bytes(&ebpf);
         for name in [LOCATE, READ] {
             match ebpf.program_mut(name) {

@@ -1,8 +1,8 @@
 //! The loader of all objects.
 //!
 //! # Problem
-//! aya reads and parses all types of the kernel for each new [`EbpfLoader`], even if it gets them from its caller: with a loader for each of
-//! the six objects, that is a third of the time in which the probes start. But the settings of a loader cannot be taken back, and it
+//! aya reads and parses all types of the kernel for each new [`EbpfLoader`], even if it gets them from its caller: with a loader for each
+//! object, that is a third of the time in which the probes start. But the settings of a loader cannot be taken back, and it
 //! borrows their values.
 //!
 //! # Algorithm
