@@ -9,6 +9,9 @@
 //! reading is added to the workload to which its nearest ancestor (or itself) belongs at that time. A cgroup that exists
 //! when the daemon starts begins at its present account, and one that is created later at zero.
 //!
+//! The reader has room for a limited number of cgroups. Further ones wait for room, and begin at their account of that
+//! time. The limits of the followed hierarchy bound their number.
+//!
 //! A cgroup that is removed before its directory could be opened is not counted.
 //!
 //! # Invariants
@@ -38,13 +41,24 @@ use crate::{
 /// Nanoseconds by node, in the order of [`CpuNodes::nodes`]. Missing nodes have none.
 type NodeTimes = Vec<u64>;
 
-/// The CPU time of all workloads.
-pub(crate) struct CpuTimes(Mutex<CpuTimeState>);
+/// A reader of the kernel's account.
+pub(crate) trait AccountReader {
+    type Place;
+    fn locate(&mut self, cpus: &CpuSet);
+    fn add(&mut self, directory: &File) -> Result<Self::Place, CpuTimeError>;
+    fn read(&mut self, place: &Self::Place) -> Result<Vec<u64>, CpuTimeError>;
+    fn remove(&mut self, place: Self::Place) -> Result<(), CpuTimeError>;
+}
 
-struct CpuTimeState {
+/// The CPU time of all workloads.
+pub(crate) struct CpuTimes<R: AccountReader = CpuTimeReader>(Mutex<CpuTimeState<R>>);
+
+struct CpuTimeState<R: AccountReader> {
     /// Absent if the kernel's account cannot be read.
-    reader: Option<CpuTimeReader>,
-    places: BTreeMap<CgroupId, CgroupPlace>,
+    reader: Option<R>,
+    places: BTreeMap<CgroupId, R::Place>,
+    /// Cgroups that wait for room.
+    unread: BTreeMap<CgroupId, CgroupPath>,
     nodes: CpuNodes,
     account: CpuAccount,
     /// True once the cgroups that existed at the start are known.
@@ -84,8 +98,28 @@ struct CpuAccount {
     former: BTreeMap<Arc<str>, NodeTimes>,
 }
 
-impl CpuTimes {
-    pub(crate) fn new(reader: Option<CpuTimeReader>, machine: &Machine) -> Self {
+impl AccountReader for CpuTimeReader {
+    type Place = CgroupPlace;
+
+    fn locate(&mut self, cpus: &CpuSet) {
+        self.locate(cpus);
+    }
+
+    fn add(&mut self, directory: &File) -> Result<CgroupPlace, CpuTimeError> {
+        self.add(directory)
+    }
+
+    fn read(&mut self, place: &CgroupPlace) -> Result<Vec<u64>, CpuTimeError> {
+        self.read(place)
+    }
+
+    fn remove(&mut self, place: CgroupPlace) -> Result<(), CpuTimeError> {
+        self.remove(place)
+    }
+}
+
+impl<R: AccountReader> CpuTimes<R> {
+    pub(crate) fn new(reader: Option<R>, machine: &Machine) -> Self {
         Self(Mutex::new(CpuTimeState::new(reader, machine)))
     }
 
@@ -100,13 +134,35 @@ impl CpuTimes {
                 CgroupEvent::Added(cgroup) if cgroup.path.is_root() => {}
                 CgroupEvent::Added(cgroup) => {
                     if let Some(directory) = open(&hierarchy.dir(&cgroup.path), cgroup.id) {
-                        self.0.lock().add(cgroup, &directory);
+                        let mut state = self.0.lock();
+                        let is_new = state.has_listed;
+                        state.add(cgroup, &directory, is_new);
                     }
                 }
                 CgroupEvent::Removed(cgroup) => self.0.lock().remove(cgroup.id, &members),
             }
         }
+        self.add_unread(hierarchy);
         self.0.lock().has_listed = true;
+    }
+
+    /// Adds the cgroups that wait, as far as there is room.
+    fn add_unread(&self, hierarchy: &Hierarchy) {
+        loop {
+            let cgroup = {
+                let mut state = self.0.lock();
+                let Some((id, path)) = state.unread.pop_first() else {
+                    state.failure = None;
+                    return;
+                };
+                Cgroup { id, path }
+            };
+            if let Some(directory) = open(&hierarchy.dir(&cgroup.path), cgroup.id)
+                && !self.0.lock().add(&cgroup, &directory, false)
+            {
+                return;
+            }
+        }
     }
 
     /// Reads the CPU time of all workloads; `None` if the kernel's account cannot be read.
@@ -131,13 +187,14 @@ impl CpuTimes {
     }
 }
 
-impl CpuTimeState {
-    fn new(reader: Option<CpuTimeReader>, machine: &Machine) -> Self {
+impl<R: AccountReader> CpuTimeState<R> {
+    fn new(reader: Option<R>, machine: &Machine) -> Self {
         let mut nodes = CpuNodes::default();
         nodes.follow(machine);
         Self {
             reader,
             places: BTreeMap::new(),
+            unread: BTreeMap::new(),
             nodes,
             account: CpuAccount::default(),
             has_listed: false,
@@ -145,27 +202,34 @@ impl CpuTimeState {
         }
     }
 
-    fn add(&mut self, cgroup: &Cgroup, directory: &File) {
-        let Some(reader) = &mut self.reader else { return };
+    /// Adds a cgroup. A new one begins at zero, another one at its present account. Returns false if it has to wait for room.
+    fn add(&mut self, cgroup: &Cgroup, directory: &File, is_new: bool) -> bool {
+        let Some(reader) = &mut self.reader else { return true };
         if self.places.contains_key(&cgroup.id) {
-            return;
+            return true;
         }
         match reader.add(directory) {
             Ok(place) => {
-                let known = if self.has_listed { Ok(Vec::new()) } else { reader.read(&place) };
+                let known = if is_new { Ok(Vec::new()) } else { reader.read(&place) };
                 let known = known.unwrap_or_default();
                 self.account.cgroups.insert(cgroup.id, (cgroup.path.clone(), self.nodes.sum(&known)));
                 self.places.insert(cgroup.id, place);
             }
-            Err(error @ CpuTimeError::TooMany(_)) => self.failure = Some(error.to_string()),
+            Err(error @ CpuTimeError::TooMany(_)) => {
+                self.failure = Some(error.to_string());
+                self.unread.insert(cgroup.id, cgroup.path.clone());
+                return false;
+            }
             // It was removed meanwhile.
             Err(error) => {
                 tracing::debug!(cgroup = %cgroup.path, %error, "the CPU time of a cgroup is not read");
             }
         }
+        true
     }
 
     fn remove(&mut self, id: CgroupId, members: &Members<'_>) {
+        self.unread.remove(&id);
         let (Some(reader), Some(place)) = (&mut self.reader, self.places.remove(&id)) else { return };
         if let Ok(times) = reader.read(&place) {
             self.account.record(id, self.nodes.sum(&times), members);
@@ -344,7 +408,7 @@ fn add(sums: &mut NodeTimes, times: &NodeTimes) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::{cell::Cell, fs, rc::Rc, time::Instant};
 
     use numaward_cgroup::WorkloadKind;
     use numaward_probes::NodeCounters;
@@ -391,6 +455,74 @@ mod tests {
 
     fn entry(name: &str, times: &[u64]) -> (String, Vec<u64>) {
         (name.to_owned(), times.to_vec())
+    }
+
+    /// Reader with room for two cgroups, each with the same time on CPU 0.
+    #[derive(Default)]
+    struct SmallReader {
+        used: u32,
+        time: Rc<Cell<u64>>,
+    }
+
+    impl AccountReader for SmallReader {
+        type Place = ();
+
+        fn locate(&mut self, _: &CpuSet) {}
+
+        fn add(&mut self, _: &File) -> Result<(), CpuTimeError> {
+            if self.used == 2 {
+                return Err(CpuTimeError::TooMany(2));
+            }
+            self.used += 1;
+            Ok(())
+        }
+
+        fn read(&mut self, (): &()) -> Result<Vec<u64>, CpuTimeError> {
+            Ok(vec![self.time.get()])
+        }
+
+        fn remove(&mut self, (): ()) -> Result<(), CpuTimeError> {
+            self.used -= 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn cgroups_wait_for_room() {
+        let (dir, machine) = (tempfile::tempdir().unwrap(), Machine::builder().build().unwrap());
+        let (reader, mut table, health) = (SmallReader::default(), Table::default(), Health::default());
+        let time = reader.time.clone();
+        let times = CpuTimes::new(Some(reader), &machine);
+        let hierarchy = Hierarchy::at(dir.path());
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| {
+            let directory = dir.path().join(name);
+            fs::create_dir(&directory).unwrap();
+            let path: CgroupPath = format!("/{name}").parse().unwrap();
+            let id = CgroupId(fs::metadata(directory).unwrap().ino());
+            table.add(id, name, Member::new(path.clone(), WorkloadKind::Unit, None));
+            Cgroup { id, path }
+        });
+        let names = |events: &[CgroupEvent]| {
+            times.follow(events, &hierarchy, &table);
+            let reading = times.read(&table, &machine, &health).unwrap();
+            let of_name = |name| u64::try_from(reading.of_name(name, NodeId(0)).as_nanos()).unwrap();
+            (["a", "b", "c", "d"].map(of_name), !health.degraded().is_empty())
+        };
+        time.set(100);
+        assert_eq!(names(&[&a, &b, &c].map(|of| CgroupEvent::Added(of.clone()))), ([0; 4], true));
+        time.set(110);
+        assert_eq!(names(&[CgroupEvent::Added(d.clone())]), ([10, 10, 0, 0], true));
+
+        // One of those that wait gets the room, and the other one is gone.
+        let gone = if c.id < d.id { &d } else { &c };
+        names(&[&a, gone].map(|of| CgroupEvent::Removed(of.clone())));
+        time.set(115);
+        let (found, is_degraded) = names(&[]);
+        assert_eq!((found[1], found[2] + found[3], is_degraded), (15, 5, false), "{found:?}");
+
+        fs::remove_dir_all(dir.path().join("d")).unwrap();
+        assert!(names(&[CgroupEvent::Added(a.clone())]).1);
+        assert!(!names(&[CgroupEvent::Removed(a)]).1);
     }
 
     #[test]
