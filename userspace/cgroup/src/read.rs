@@ -20,6 +20,9 @@ use crate::{TruncatedLines, gone::is_gone, knob::Knob};
 
 pub use crate::subtree::{Subtree, subtree, subtree_with};
 
+/// Maximum number of cgroups in which [`processes_below`] searches. A user can have more in a delegated subtree.
+pub const MAX_CGROUPS: usize = 65_536;
+
 /// A file of a cgroup cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -370,12 +373,12 @@ pub fn visit_processes(dir: &Path, visit: impl FnMut(u32) -> bool) -> Result<(),
     visit_ids(dir, "cgroup.procs", visit)
 }
 
-/// Returns at most `most` processes in a cgroup and its descendants. A cgroup that cannot be read counts as empty: it
-/// is gone, or it is threaded and its processes are listed in the domain above. Processes of another PID namespace are
-/// not returned.
+/// Returns at most `most` processes in the first [`MAX_CGROUPS`] of a cgroup and its descendants. A cgroup that cannot be
+/// read counts as empty: it is gone, or it is threaded and its processes are listed in the domain above. Processes of
+/// another PID namespace are not returned.
 pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
     let mut found = Vec::new();
-    for dir in subtree(dir) {
+    for dir in subtree(dir).take(MAX_CGROUPS) {
         if found.len() >= most {
             break;
         }

@@ -144,9 +144,10 @@ fn each_thread(
 ) -> bool {
     let (mut cgroups, mut threads) = (0, 0);
     // Cgroups whose names are not UTF-8 have no path, as everywhere.
-    for dir in
-        read::subtree_with(&path.dir(root), |dir| dir.file_name().is_some_and(|name| name.to_str().is_some()))
-    {
+    let mut dirs = read::subtree_with(&path.dir(root), |dir| {
+        dir.file_name().is_some_and(|name| name.to_str().is_some())
+    });
+    for dir in &mut dirs {
         if cgroups > 0 && Instant::now() >= deadline {
             return false;
         }
@@ -177,5 +178,5 @@ fn each_thread(
             }
         }
     }
-    true
+    dirs.is_complete()
 }

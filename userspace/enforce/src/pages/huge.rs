@@ -39,7 +39,7 @@ type FileId = (String, String);
 /// the processes have more mappings or mounts than can be read until the deadline.
 pub fn untouched_huge_pages(proc: &Path, dir: &Path, deadline: Instant) -> io::Result<Bytes> {
     let mut files: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
-    for process in visible_processes(dir)? {
+    for process in visible_processes(dir, || in_time(deadline))? {
         match mapped(&proc.join(process.to_string()), deadline) {
             Ok(Some((file, mapped, touched))) => {
                 let of = files.entry(file).or_default();

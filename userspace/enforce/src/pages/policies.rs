@@ -39,7 +39,8 @@ pub struct NamedNodes {
 /// A process cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), or it belongs to another PID namespace.
 /// [`io::ErrorKind::Interrupted`] if `is_over` returns true.
 pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::Result<Option<NamedNodes>> {
-    for process in visible_processes(dir)? {
+    let in_time = || if is_over() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) };
+    for process in visible_processes(dir, in_time)? {
         if is_over() {
             return Err(io::ErrorKind::Interrupted.into());
         }
@@ -57,10 +58,11 @@ pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::R
 ///
 /// # Errors
 ///
-/// A process belongs to another PID namespace.
-pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
+/// A process belongs to another PID namespace. Or that of `in_time`, which is called for each cgroup: it may have no process.
+pub(super) fn visible_processes(dir: &Path, in_time: impl Fn() -> io::Result<()>) -> io::Result<Vec<u32>> {
     let (mut found, mut is_hidden) = (Vec::new(), false);
     for dir in read::subtree(dir) {
+        in_time()?;
         let _absent = read::visit_processes(&dir, |process| {
             is_hidden |= process == 0;
             found.push(process);
@@ -122,10 +124,10 @@ mod tests {
         maps("7/numa_maps", &format!("{plain}7f00 bind:1 anon=1 N1=1\n"));
         assert_eq!(found().unwrap().unwrap(), "process 7 has the memory policy bind:1");
         maps("7/numa_maps", plain);
-        // A process chooses the number of its threads and the length of its `numa_maps`.
+        // A user chooses the number of the cgroups and threads, and the length of `numa_maps`.
         let checks = std::cell::Cell::new(0);
         let is_over = |most: u32| checks.replace(checks.get() + 1) >= most;
-        for most in 0..5 {
+        for most in 0..7 {
             checks.set(0);
             let error = named_nodes(proc.path(), dir.path(), || is_over(most)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Interrupted, "after {most} checks");

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use numaward_cgroup::{TruncatedLines, read};
@@ -27,6 +28,10 @@ pub(super) const PREFIX: &str = "numaward-";
 const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
 /// Maximum number of threads of a workload in a group.
 const MAX_THREADS: usize = 1 << 18;
+/// Maximum number of cgroups of a workload that are read.
+const MAX_CGROUPS: usize = 1 << 16;
+/// Time for which the cgroups of a workload are read.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Operations on the file system. The fake for tests imitates the kernel's reaction to them.
 pub trait ResctrlKernel: fmt::Debug + Send + Sync {
@@ -91,6 +96,12 @@ pub enum ResctrlError {
         "it has more than {MAX_THREADS} threads, which are not all moved to its group; limit its pids.max"
     )]
     TooManyThreads,
+    /// The workload has more cgroups than are read.
+    #[error(
+        "it has more than {MAX_CGROUPS} cgroups, or they cannot be read within {} s: their threads are not all moved to its group; limit \
+         its cgroup.max.descendants", READ_TIMEOUT.as_secs()
+    )]
+    TooManyCgroups,
     /// The kernel holds another value than the written one.
     #[error("{path}: it holds {found:?} after {wanted:?} was written", path = .path.display())]
     Different { path: PathBuf, wanted: String, found: String },
@@ -423,10 +434,15 @@ pub struct CacheCounters {
     pub local: Option<u64>,
 }
 
-/// Reads the threads of a cgroup and of its descendants into `found`. The error is the first one; the other cgroups are read nevertheless.
+/// Reads the threads of a cgroup and of its descendants into `found`. The error is the first one; the other cgroups are read nevertheless,
+/// up to [`MAX_CGROUPS`] and for [`READ_TIMEOUT`] at most.
 pub(super) fn read_threads(dir: &Path, found: &mut BTreeSet<u32>) -> Result<(), ResctrlError> {
-    let mut outcome = Ok(());
-    for dir in read::subtree(dir) {
+    let (mut outcome, deadline) = (Ok(()), Instant::now() + READ_TIMEOUT);
+    let mut dirs = read::subtree(dir);
+    for (number, dir) in dirs.by_ref().enumerate() {
+        if number == MAX_CGROUPS || Instant::now() >= deadline {
+            return Err(ResctrlError::TooManyCgroups);
+        }
         let read = read::visit_threads(&dir, |thread| {
             // 0 is a thread that is not visible in this PID namespace.
             if thread != 0 {
@@ -441,6 +457,9 @@ pub(super) fn read_threads(dir: &Path, found: &mut BTreeSet<u32>) -> Result<(), 
             Err(error) if !error.is_gone() => outcome = outcome.and(Err(error.into())),
             _ => {}
         }
+    }
+    if !dirs.is_complete() {
+        return Err(ResctrlError::TooManyCgroups);
     }
     outcome
 }

@@ -254,7 +254,8 @@ struct Processes<'a> {
 
 impl<'a> Processes<'a> {
     fn below(proc: &'a Path, dirs: &[PathBuf], search: MappingSearch) -> Self {
-        let all = dirs.iter().flat_map(|dir| processes_below(dir)).collect();
+        let in_time = dirs.iter().take_while(|_| Instant::now() < search.deadline);
+        let all = in_time.flat_map(|dir| processes_below(dir)).collect();
         Self { proc, all, known: BTreeMap::new(), search }
     }
 
