@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use super::{
     Controller,
-    received::{AtMost, Fields, Received},
+    received::{AtMost, Fields, Received, ShortText},
 };
 use crate::pod::{ClaimUse, Pod, PodId};
 
@@ -93,15 +93,15 @@ struct Metadata {
 #[derive(Deserialize)]
 struct Annotations {
     #[serde(rename = "kubernetes.io/config.hash")]
-    hash: Option<String>,
+    hash: Option<ShortText>,
     #[serde(rename = "kubernetes.io/config.mirror")]
     mirror: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 struct Owner {
-    kind: String,
-    name: String,
+    kind: ShortText,
+    name: ShortText,
     controller: Option<bool>,
 }
 
@@ -123,15 +123,15 @@ struct Spec {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ClaimReference {
-    name: String,
-    resource_claim_name: Option<String>,
+    name: ShortText,
+    resource_claim_name: Option<ShortText>,
 }
 
 /// The claim that the scheduler has made for extended resources (`example.com/nic: 1`) of DRA drivers.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ExtendedResourceClaim {
-    resource_claim_name: String,
+    resource_claim_name: ShortText,
     #[serde(default)]
     request_mappings: AtMost<RequestMapping, MAX_CLAIM_USES>,
 }
@@ -139,8 +139,8 @@ struct ExtendedResourceClaim {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RequestMapping {
-    container_name: String,
-    request_name: String,
+    container_name: ShortText,
+    request_name: ShortText,
 }
 
 #[derive(Deserialize)]
@@ -164,8 +164,8 @@ struct Requirements {
 /// A claim of a pod that a container uses.
 #[derive(Deserialize)]
 struct RequestedClaim {
-    name: String,
-    request: Option<String>,
+    name: ShortText,
+    request: Option<ShortText>,
 }
 
 #[derive(Default, Deserialize)]
@@ -186,9 +186,9 @@ struct Status {
 
 #[derive(Deserialize)]
 struct ContainerStatus {
-    name: String,
+    name: ShortText,
     #[serde(rename = "containerID")]
-    container_id: Option<String>,
+    container_id: Option<ShortText>,
 }
 
 /// Amounts of CPU, memory and huge pages by name, as text. Other resources are skipped.
@@ -273,7 +273,7 @@ fn containers(
 fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
     let references = spec.resource_claims.items.iter().chain(&status.resource_claim_statuses.items);
     let objects: BTreeMap<&str, &str> = references
-        .filter_map(|claim| Some((claim.name.as_str(), claim.resource_claim_name.as_deref()?)))
+        .filter_map(|claim| Some((claim.name.0.as_str(), claim.resource_claim_name.as_ref()?.0.as_str())))
         .collect();
     let containers = spec.init_containers.items.iter().chain(&spec.containers.items);
     let requested = containers.flat_map(|container| {
@@ -281,13 +281,13 @@ fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
         claims.map(move |claim| (container.name.as_str(), claim))
     });
     let requested = requested.filter_map(|(container, claim)| {
-        let object = objects.get(claim.name.as_str())?;
-        Some((container, *object, claim.request.clone()))
+        let object = objects.get(claim.name.0.as_str())?;
+        Some((container, *object, claim.request.as_ref().map(|request| request.0.clone())))
     });
     let extended = status.extended_resources.iter().flat_map(|claim| {
         claim.request_mappings.items.iter().map(|mapping| {
-            let object = claim.resource_claim_name.as_str();
-            (mapping.container_name.as_str(), object, Some(mapping.request_name.clone()))
+            let object = claim.resource_claim_name.0.as_str();
+            (mapping.container_name.0.as_str(), object, Some(mapping.request_name.0.clone()))
         })
     });
     let uses = requested.chain(extended).take(MAX_CLAIM_USES);
@@ -301,8 +301,8 @@ fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
 /// Returns the static pod of which the kubelet of a Kubernetes node could have created this mirror pod.
 fn mirrored_pod(annotations: Option<Annotations>, owners: &[Owner]) -> Option<MirroredPod> {
     let Annotations { hash, mirror } = annotations?;
-    let node = owners.iter().find(|owner| owner.kind == "Node")?.name.clone();
-    let uid = hash.filter(|hash| !hash.is_empty() && mirror.is_some())?;
+    let node = owners.iter().find(|owner| owner.kind.0 == "Node")?.name.0.clone();
+    let uid = hash.map(|hash| hash.0).filter(|hash| !hash.is_empty() && mirror.is_some())?;
     Some(MirroredPod { node, uid })
 }
 
@@ -317,7 +317,7 @@ impl Fields for PodObject {
         let owners = metadata.owner_references.items;
         let controller = owners.iter().find(|owner| owner.controller == Some(true));
         let controller =
-            controller.map(|owner| Controller { kind: owner.kind.clone(), name: owner.name.clone() });
+            controller.map(|owner| Controller { kind: owner.kind.0.clone(), name: owner.name.0.clone() });
         let mirrored = mirrored_pod(metadata.annotations, &owners);
         let count = spec.containers.count + spec.init_containers.count;
         if count > MAX_CONTAINERS {
@@ -353,8 +353,8 @@ impl Fields for PodObject {
             .flatten()
             .filter_map(|status| {
                 // The format is RUNTIME://ID.
-                let id = status.container_id?.split_once("://")?.1.to_owned();
-                Some((id, status.name))
+                let id = status.container_id?.0.split_once("://")?.1.to_owned();
+                Some((id, status.name.0))
             })
             .take(MAX_CONTAINER_IDS)
             .collect();
@@ -381,6 +381,7 @@ pub(super) fn pod(object: Received<PodObject>, node: &str) -> Result<StoredPod, 
 #[cfg(test)]
 mod tests {
     use numaward_engine::QosClass;
+    use numaward_tests_support::{is_alone, peak, reset_peak};
     use numaward_topology::Bytes;
     use serde_json::{Value, json};
 
@@ -430,6 +431,32 @@ mod tests {
         assert_eq!(largest.container_ids.len(), MAX_CONTAINER_IDS);
         let error = counted(MAX_CONTAINERS + 1, 0).unwrap_err();
         assert_eq!(error, "pod prod/db: spec.containers: 1025 containers are more than the maximum of 1024");
+    }
+
+    /// Kubernetes limits neither the kind nor the name of an owner, nor the hash of a mirror pod.
+    #[test]
+    fn pods_with_long_texts_take_little_memory() {
+        const PODS: usize = 200;
+        const CEILING: u64 = 32 << 20;
+        if !is_alone() {
+            return;
+        }
+        let (long, mut pod) = ("x".repeat(1 << 20), full());
+        pod["metadata"]["ownerReferences"] = json!([{"kind": long, "name": "y".repeat(1000), "controller": true}, {"kind": "Node", "name": "n"}]);
+        pod["metadata"]["annotations"] = json!({CONFIG_HASH: long, CONFIG_MIRROR: "m"});
+        pod["status"]["containerStatuses"][0] =
+            json!({"name": "z".repeat(1000), "containerID": format!("r://{long}")});
+        let text = pod.to_string();
+        reset_peak();
+        let before = peak();
+        let store = |_| super::pod(serde_json::from_str(&text).unwrap(), "n").unwrap();
+        let stored: Vec<_> = (0..PODS).map(store).collect();
+        let most = peak();
+        let StoredPod { pod, controller, container_ids, .. } = &stored[0];
+        assert_eq!(*controller, Some(Controller { kind: "x".repeat(253), name: "y".repeat(253) }));
+        assert_eq!(pod.id.uid, "x".repeat(253));
+        assert!(container_ids.iter().all(|(id, name)| id.len().max(name.len()) <= 253));
+        assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
     }
 
     #[test]

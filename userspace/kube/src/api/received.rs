@@ -1,11 +1,11 @@
 //! Objects of the API server, reduced to the needed fields while they are read.
 //!
 //! # Problem
-//! The author of an object chooses the lists in it. A list of numbers takes sixteen times the size of its text as a tree of values, and an
-//! object has up to 1.5 MiB.
+//! The author of an object chooses the lists in it, and texts such as the kind of an owner. A list of numbers takes sixteen times the size
+//! of its text as a tree of values, and an object has up to 1.5 MiB.
 //!
 //! # Algorithm
-//! An object is parsed from its text, one after the other: the values of unknown fields are skipped, and lists are cut. If one cannot be
+//! An object is parsed from its text, one after the other: the values of unknown fields are skipped, and lists and texts are cut. If one cannot be
 //! parsed, the others of the list are not affected.
 
 use std::{fmt, marker::PhantomData};
@@ -138,6 +138,36 @@ impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for ListVisitor<T, N
     }
 }
 
+/// The first [`ShortText::MAX_BYTES`] of a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ShortText(pub(crate) String);
+
+impl ShortText {
+    /// Maximum length of the name of an object.
+    const MAX_BYTES: usize = 253;
+}
+
+impl<'de> Deserialize<'de> for ShortText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl Visitor<'_> for TextVisitor {
+    type Value = ShortText;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<ShortText, E> {
+        let end = text.floor_char_boundary(ShortText::MAX_BYTES);
+        Ok(ShortText(text.get(..end).unwrap_or_default().to_owned()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +181,14 @@ mod tests {
         assert_eq!(read("[1, 2]").unwrap(), (vec![1, 2], 2));
         assert_eq!(read(r#"[1, 2, "x", {}]"#).unwrap(), (vec![1, 2], 4));
         assert!(read(r#"[1, "x"]"#).is_err() && read("{}").is_err() && read("[1, 2").is_err());
+    }
+
+    #[test]
+    fn texts_are_cut() {
+        let read = |text: &str| serde_json::from_str::<ShortText>(text).map(|text| text.0);
+        assert_eq!(read(r#""a\nb""#).unwrap(), "a\nb");
+        assert_eq!(read(&format!("\"{}\"", "x".repeat(300))).unwrap(), "x".repeat(253));
+        assert_eq!(read(&format!("\"{}\"", "ä".repeat(300))).unwrap(), "ä".repeat(126));
+        assert!(read("1").is_err() && read("null").is_err());
     }
 }
