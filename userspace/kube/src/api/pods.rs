@@ -37,7 +37,8 @@ use super::{
 };
 use crate::pod::{Notice, Pod, PodId, PodSource};
 
-/// Maximum number of pods in one page of a list. If a page is too large, the list is repeated with pages of half the size.
+/// Maximum number of pods in one page of a list. If a page is too large, the list is repeated with pages of half the size;
+/// the next complete list starts with this size again.
 pub(super) const PAGE_SIZE: u32 = 100;
 /// Maximum number of stored pods, more than any Kubernetes node runs. Further pods are ignored.
 const MAX_PODS: usize = 4096;
@@ -185,6 +186,7 @@ impl Follower {
             let fields = format!("spec.nodeName={}", self.node);
             let config = watcher::Config::default().fields(&fields).page_size(page_size);
             let mut events = pin!(watcher(api.clone(), config));
+            let mut is_listed = false;
             while let Some(event) = events.next().await {
                 match event {
                     Ok(event) => {
@@ -192,11 +194,14 @@ impl Follower {
                         if matches!(event, Event::Apply(_) | Event::Delete(_)) {
                             backoff.reset();
                         }
+                        if matches!(event, Event::InitDone) {
+                            (is_listed, page_size) = (true, PAGE_SIZE);
+                        }
                         self.apply(event);
                     }
                     Err(error) => {
                         let (can_resume, cause) = self.failed(error);
-                        if cause == Cause::TooLarge && page_size > 1 {
+                        if cause == Cause::TooLarge && page_size > 1 && !is_listed {
                             page_size /= 2;
                             break;
                         }
