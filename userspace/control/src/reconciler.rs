@@ -306,12 +306,14 @@ impl ReconcilerLoop {
             Command::Declare { rules, answer } => {
                 self.controllers.declarations.replace(rules);
                 self.core.effects.view = true;
-                if self.core.mode() != EnforcementMode::Off {
-                    self.controllers.declarations.reconcile(&mut self.core);
-                }
+                let applied = if self.core.mode() == EnforcementMode::Off {
+                    Ok(())
+                } else {
+                    self.controllers.declarations.reconcile(&mut self.core)
+                };
                 self.process_effects();
                 // The new rules hold even if the client has disconnected.
-                let _ = answer.send(Ok(()));
+                let _ = answer.send(applied);
             }
             Command::Cgroups(events) => {
                 self.dispatch(&ControllerEvent::Cgroups(&events));
@@ -320,7 +322,8 @@ impl ReconcilerLoop {
                         "too many cgroups were created and removed at once: the whole hierarchy is scanned"
                     );
                     self.core.effects.isolate = true;
-                    self.controllers.declarations.reconcile(&mut self.core);
+                    // Errors are logged.
+                    let _ = self.controllers.declarations.reconcile(&mut self.core);
                 }
             }
             Command::KnobsChanged => self.dispatch(&ControllerEvent::KnobsWritten(Instant::now())),
@@ -425,7 +428,8 @@ impl ReconcilerLoop {
         mode::follow(&mut self.core);
         self.rebalancing.adopt(&mut self.core);
         if self.core.mode() != EnforcementMode::Off {
-            self.controllers.declarations.reconcile(&mut self.core);
+            // Errors are logged.
+            let _ = self.controllers.declarations.reconcile(&mut self.core);
         }
         cpu_isolation::update(&mut self.core, true);
         shared_pool::note_guarantees_changed(&mut self.core);

@@ -138,6 +138,8 @@ struct Follower {
     observer: Arc<Observer>,
     /// `None` if this host can have no guarantees.
     reconciler: Option<ReconcilerHandle>,
+    /// True if the reconciler has other rules than those in effect: the last reload could not apply all of them.
+    is_incomplete: bool,
     log: LogSwitch,
 }
 
@@ -155,7 +157,7 @@ impl Follower {
         observer: Arc<Observer>,
         reconciler: Option<ReconcilerHandle>,
     ) -> Self {
-        Self { sources, effective: loaded, observer, reconciler, log }
+        Self { sources, effective: loaded, observer, reconciler, is_incomplete: false, log }
     }
 
     async fn run(mut self, timing: FollowTiming, mut reloads: mpsc::Receiver<ReloadRequest>) {
@@ -231,7 +233,7 @@ impl Follower {
                 self.observer.note(DaemonPart::Configuration, Err(invalid(problems)));
                 tracing::warn!(%problems, "the configuration was not loaded again, and nothing has changed");
             }
-            Err(error) => tracing::warn!(%error, "the configuration was not loaded again"),
+            Err(error) => tracing::warn!(%error, "the reload of the configuration failed"),
         }
         result.map(|reloaded| reloaded.answer)
     }
@@ -242,7 +244,10 @@ impl Follower {
         let mut applied = Vec::new();
         if let Some((reconciler, changed)) = self.reconciler.as_ref().zip(changes.guarantees.take()) {
             let rules = loaded.config.guarantees.clone();
-            reconciler.declare(rules.clone()).await?;
+            let declared = reconciler.declare(rules.clone()).await;
+            self.is_incomplete |= declared.is_err();
+            declared?;
+            self.is_incomplete = false;
             self.effective.config.guarantees = rules;
             applied.push(changed);
         }
@@ -269,6 +274,9 @@ impl Follower {
                 GUARANTEES if self.reconciler.is_some() => changes.guarantees = Some(changed),
                 _ => changes.others.push(changed),
             }
+        }
+        if self.is_incomplete && changes.guarantees.is_none() {
+            changes.guarantees = Some(ChangedKey { key: GUARANTEES.to_owned(), origin: None });
         }
         Ok(changes)
     }
@@ -576,6 +584,44 @@ mod tests {
         assert_eq!(daemon.degraded(), None);
         let (_, answer) = daemon.reload().await;
         assert_eq!(answer["applied"], json!([]), "nothing has changed since");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn failed_reload_is_tried_again() {
+        let daemon = ReloadingDaemon::start(&["a"]);
+        let fails = async |words: &str| {
+            let (status, answer) = daemon.reload().await;
+            let detail = answer["detail"].as_str().unwrap_or_default();
+            assert!(status == 500 && detail.contains(words), "{status} {answer}");
+        };
+        let applies = async |cpus: &str| {
+            let (status, answer) = daemon.reload().await;
+            assert_eq!((status, &answer["applied"][0]["key"]), (200, &json!("guarantees")), "{answer}");
+            assert_eq!(daemon.cpus("a"), cpus);
+            let (_, answer) = daemon.reload().await;
+            assert_eq!(answer["applied"], json!([]), "nothing has changed since");
+        };
+        let path = |name: &str| daemon.directory.path().join(name);
+        let rule = "guarantees:\n- {cgroup: /a, cpus: 1}\n";
+        daemon.write("guarantees.d/a.yaml", rule);
+        fs::rename(path("cgroup"), path("elsewhere")).unwrap();
+        fails("the cgroup hierarchy cannot be read").await;
+        fs::rename(path("elsewhere"), path("cgroup")).unwrap();
+        applies("1").await;
+
+        // The release cannot be stored.
+        fs::remove_file(path("guarantees.d/a.yaml")).unwrap();
+        fs::remove_file(path("state/ledger.journal")).unwrap();
+        fs::create_dir(path("state/ledger.journal.new")).unwrap();
+        fails("the guarantee \"a\" cannot be released: the ledger cannot be stored").await;
+        assert_eq!(daemon.cpus("a"), "1");
+        // The reconciler also learns that the rule is back.
+        daemon.write("guarantees.d/a.yaml", rule);
+        applies("1").await;
+        fs::remove_file(path("guarantees.d/a.yaml")).unwrap();
+        fails("the ledger cannot be stored").await;
+        fs::remove_dir(path("state/ledger.journal.new")).unwrap();
+        applies("").await;
     }
 
     #[tokio::test]

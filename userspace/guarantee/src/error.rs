@@ -63,6 +63,9 @@ pub enum AdmissionError {
     /// The ledger could not be stored.
     #[error("the ledger cannot be stored, and nothing was changed: {0}")]
     Store(#[from] StoreError),
+    /// The new rules for declared guarantees are known, but some could not be applied.
+    #[error("not all declared guarantees could be applied: {0}; the next reload tries again")]
+    Declared(String),
     /// The policy does not fit the machine.
     #[error("the policy does not fit the machine ({0}): no new guarantees are given until it does")]
     Unfit(String),

@@ -152,7 +152,7 @@ impl ReconcilerHandle {
     }
 
     /// Replaces the guarantees that the configuration declares. Guarantees without a declaration are released, those with a changed one are
-    /// changed, and workloads with a new one get theirs, as far as they fit.
+    /// changed, and workloads with a new one get theirs, as far as they fit. After [`AdmissionError::Declared`], the same call tries again.
     pub async fn declare(&self, rules: Vec<DeclaredGuarantee>) -> Result<(), AdmissionError> {
         self.ask(|answer| Command::Declare { rules, answer }).await
     }

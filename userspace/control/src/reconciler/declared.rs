@@ -129,8 +129,10 @@ impl Controller for Declarations {
 }
 
 impl Declarations {
-    /// Releases guarantees without a rule and serves the cgroups with one.
-    pub(super) fn reconcile(&mut self, core: &mut Core) {
+    /// Releases guarantees without a rule and serves the cgroups with one. Returns the first error after which the caller has to try
+    /// again; all are logged.
+    pub(super) fn reconcile(&mut self, core: &mut Core) -> Result<(), AdmissionError> {
+        let mut result = Ok(());
         let is_gone = |held: &Guarantee| held.declared.is_some() && self.rule_of(&held.cgroup).is_none();
         let gone = core.store.state.guarantees.iter().filter(|(_, held)| is_gone(held));
         let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
@@ -138,6 +140,11 @@ impl Declarations {
             tracing::info!(name, "the guarantee is no longer declared and is released");
             if let Err(error) = release::release(core, &name) {
                 tracing::error!(name, %error, "the guarantee cannot be released");
+                // A release that has begun is retried.
+                if !matches!(error, AdmissionError::Releasing(_)) {
+                    let problem = format!("the guarantee {name:?} cannot be released: {error}");
+                    result = result.and(Err(AdmissionError::Declared(problem)));
+                }
             }
         }
         let cgroups = if self.rules.is_empty() { Ok(Vec::new()) } else { core.hierarchy.walk() };
@@ -151,9 +158,12 @@ impl Declarations {
             }
             Err(error) => {
                 tracing::error!(%error, "the cgroup hierarchy cannot be read: running workloads do not get their declared guarantees");
+                let problem = format!("the cgroup hierarchy cannot be read: {error}");
+                result = result.and(Err(AdmissionError::Declared(problem)));
             }
         }
         self.retry_waiting(core);
+        result
     }
 
     /// Handles created and removed cgroups.

@@ -359,6 +359,7 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
         | AdmissionError::Failed(_)
         | AdmissionError::Releasing(_)
         | AdmissionError::Make { .. }
+        | AdmissionError::Declared(_)
         | AdmissionError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         AdmissionError::Unfit(_) | AdmissionError::Busy | AdmissionError::Stopping => {
             StatusCode::SERVICE_UNAVAILABLE
