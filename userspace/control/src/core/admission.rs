@@ -70,7 +70,7 @@ pub(super) struct AdmissionDecision {
 }
 
 /// Returns the allocation of a request with a single container.
-fn only_allocation(grants: Vec<Grant>) -> Allocation {
+pub(super) fn only_allocation(grants: Vec<Grant>) -> Allocation {
     grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default()
 }
 

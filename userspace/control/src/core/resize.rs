@@ -28,8 +28,8 @@ use numaward_guarantee::{
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{
-    Admission, Attempt, Core, admission, burstable_home, conditions, cpu_isolation, release, settings,
-    shared_pool,
+    Admission, Attempt, Core, admission, burstable_home, conditions, cpu_isolation, huge_pages, release,
+    settings, shared_pool,
 };
 use crate::spans;
 
@@ -92,17 +92,28 @@ pub(crate) fn update_declared(
         }
     }
     check_replacement(core, name, request, path).map_err(|error| refused.unwrap_or(error))?;
+    let is_due = core.effects.declared;
     release::release(core, name)?;
-    admission::admit_at(core, request, path, false, Attempt::First).map(drop)
+    let Err(error) = admission::admit_at(core, request, path, false, Attempt::First) else { return Ok(()) };
+    let ResizeTarget { guarantee, request: before, .. } = held;
+    match admission::admit_at(core, &before, &guarantee.cgroup, false, Attempt::First) {
+        // No resources became free. Otherwise, this change would be retried without end.
+        Ok(_) => core.effects.declared = is_due,
+        Err(error) => {
+            tracing::error!(name, %error, "the guarantee was released to be changed, and cannot be given again");
+        }
+    }
+    Err(error)
 }
 
 /// Checks that a request for a cgroup would be admitted after the release of the guarantee of this name.
 fn check_replacement(
-    core: &Core,
+    core: &mut Core,
     name: &str,
     request: &Request,
     path: &CgroupPath,
 ) -> Result<(), AdmissionError> {
+    let untouched = huge_pages::untouched_huge_pages(core, path);
     if name != request.name {
         admission::check_name(core, &request.name)?;
     }
@@ -113,9 +124,12 @@ fn check_replacement(
     let strategy = &core.policy.strategy;
     let ledger = strategy.release(&conditions::ledger_for(core, Some(path), None), &OwnerId::from(name));
     let decision = spans::decide(&**strategy, &ledger, &request.engine, &terms);
-    decision.outcome.map(drop).map_err(|rejection| {
+    let grants = decision.outcome.map_err(|rejection| {
         AdmissionError::Rejected(explain::rejection(&rejection), explain::explanation(&decision.explanation))
-    })
+    })?;
+    let settings = settings::request_settings(core, request, &admission::only_allocation(grants));
+    huge_pages::check_nodes(core, path, settings.mems.as_ref(), untouched)?;
+    admission::check_room(core, path, settings.mems.as_ref())
 }
 
 /// Resizes a guarantee to these amounts and this limit. `held.guarantee.declared` is the rule that applies afterwards, if any.
@@ -187,7 +201,7 @@ fn resize_target(core: &Core, name: &str) -> Result<ResizeTarget, AdmissionError
         },
         terms: account.terms.clone(),
         partition: settings.partition.unwrap_or(Partition::Member),
-        declared: None,
+        declared: guarantee.declared.clone(),
         engine,
     };
     let allocation = account.containers.get(&container).cloned().unwrap_or_default();

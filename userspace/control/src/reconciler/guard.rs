@@ -774,6 +774,46 @@ mod tests {
         assert_eq!(bench.mems("db"), "0");
     }
 
+    impl GuardBench {
+        /// Declares a guarantee for `/db` with this preferred node. Returns the reason why the rule is not followed.
+        fn declare_db(&mut self, node: u32) -> Option<String> {
+            let rule = serde_json::json!([{
+                "cgroup": "/db", "memory": "64Mi", "memoryLimit": "2Gi",
+                "placement": {"preferredNodes": node.to_string()},
+            }]);
+            let ReconcilerLoop { controllers: Controllers { declarations, .. }, core, .. } =
+                self.reconciler.as_mut().unwrap();
+            declarations.replace(serde_json::from_value(rule).unwrap());
+            declarations.reconcile(core).unwrap();
+            declarations.waiting().pop().map(|waiting| waiting.reason)
+        }
+    }
+
+    #[test]
+    fn edited_rule_for_nodes_without_room_keeps_guarantee() {
+        let mut bench = GuardBench::new(&["db"]);
+        bench.set_free(1);
+        assert_eq!((bench.declare_db(1), bench.mems("db").as_str()), (None, "1"));
+        let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
+        bench.process("db", 77, &[("maps", maps), ("status", "HugetlbPages:\t 0 kB\n")]);
+        bench.huge_pages([7, 60]);
+        let is_kept = |reason: Option<String>, words: &str| {
+            let reason = reason.unwrap();
+            assert!(reason.contains(words) && reason.ends_with("it keeps its present guarantee"), "{reason}");
+        };
+        is_kept(bench.declare_db(0), "nodes 0 have 14Mi free");
+        assert_eq!(bench.mems("db"), "1");
+
+        fs::write(bench.root().join("db/cgroup.procs"), "").unwrap();
+        let numa_stat = format!("anon N0=0 N1={}\nfile N0=0 N1=0\n", 300 << 20);
+        fs::write(bench.root().join("db/memory.numa_stat"), numa_stat).unwrap();
+        bench.set_free(299);
+        is_kept(bench.declare_db(0), "which have room for 299Mi");
+        assert_eq!(bench.mems("db"), "1");
+        bench.set_free(300);
+        assert_eq!((bench.declare_db(0), bench.mems("db").as_str()), (None, "0"));
+    }
+
     #[test]
     fn refused_guarantee_of_dry_run_is_tried_again() {
         let mut bench = GuardBench::new(&["db"]);

@@ -471,7 +471,8 @@ async fn declared_guarantees_are_retried() {
     );
     let refused = run.reconciler.release("batch/a".to_owned()).await.unwrap_err();
     assert!(
-        matches!(&refused, AdmissionError::Conflict(error) if error.problem.contains("/batch/*")),
+        matches!(&refused, AdmissionError::Conflict(error)
+            if error.problem.contains("/batch/*") && error.allowed.ends_with("run `numaward reload`")),
         "{refused}"
     );
     fs::remove_dir_all(bench.dir.path().join("cgroup/batch/a")).unwrap();
@@ -557,6 +558,30 @@ async fn unsatisfiable_rule_keeps_guarantee() {
     bench.report("y", CgroupEvent::Removed);
     run.until("the rule is applied", |view| view.waiting.is_empty().then_some(()));
     assert_eq!(bench.cpus(["z"]), ["4-7"], "its node has no more than three");
+    run.end();
+}
+
+#[tokio::test]
+async fn failed_change_to_edited_rule_keeps_guarantee() {
+    let bench = DaemonBench::new(&["z"]);
+    let run = RunningReconciler::start(&bench, r#"{"guarantees": [{"cgroup": "/z", "cpus": 2}]}"#);
+    let limit = bench.dir.path().join("cgroup/z/memory.max");
+    let edit = async || {
+        let rules = r#"[{"cgroup": "/z", "cpus": 2, "memory": "1Gi"}]"#;
+        run.reconciler.declare(serde_json::from_str(rules).unwrap()).await.unwrap();
+        run.reconciler.allocations()
+    };
+    let sealed = fixture::refuse(&limit);
+    let view = edit().await;
+    assert_eq!(bench.cpus(["z"]), ["1-2"]);
+    assert!(view.allocations[0].declared.is_some() && view.allocations[0].memory.is_empty(), "{view:?}");
+    let reason = &view.waiting[0].reason;
+    assert!(reason.contains("memory.max") && reason.ends_with("it keeps its present guarantee"), "{reason}");
+    drop(sealed);
+    fs::remove_file(&limit).unwrap();
+    fs::write(&limit, "max\n").unwrap();
+    let view = edit().await;
+    assert_eq!((view.waiting.as_slice(), bench.knob("z/memory.max")), (&[][..], Bytes::gib(1).0.to_string()));
     run.end();
 }
 
