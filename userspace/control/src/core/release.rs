@@ -150,8 +150,7 @@ pub(crate) fn check_release(core: &Core, name: &str) -> Result<(), AdmissionErro
     }
     if let Some(declared) = &held.declared {
         let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
-        let allowed =
-            "a guarantee that was requested; remove this one from the configuration and restart the daemon";
+        let allowed = "a guarantee that was requested; remove this one from the configuration and run `numaward reload`";
         return Err(AdmissionError::conflict("name", problem, allowed));
     }
     Ok(())

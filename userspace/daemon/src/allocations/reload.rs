@@ -1,6 +1,8 @@
 //! The HTTP route that loads the configuration again (`POST /api/v1/reload`). Only on the control socket, because the answer may quote
 //! values of the files.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     extract::State,
@@ -10,7 +12,11 @@ use axum::{
 use numaward_api::{self as api, problem::CONTENT_TYPE};
 use numaward_config::Problems;
 use numaward_guarantee::error::AdmissionError;
-use tokio::sync::{mpsc, oneshot};
+use numaward_http::TIME_LIMIT;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{refusal, refused, respond};
@@ -18,17 +24,26 @@ use super::{refusal, refused, respond};
 /// Maximum number of reloads that wait. Each client waits for its own.
 const MAX_WAITING: usize = 8;
 
-/// Reason why a reload changed nothing.
+/// Time after which a client is told that the reload goes on: shorter than that of requests in general, which may have no effect.
+const ANSWER_TIMEOUT: Duration = TIME_LIMIT.saturating_sub(Duration::from_secs(1));
+
+/// Reason why a reload failed. Unless a variant says otherwise, nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// The files are invalid.
     #[error("nothing has changed: {0}")]
     Invalid(#[from] Problems),
-    /// The reconciler does not take the declared guarantees.
+    /// The reconciler does not take the declared guarantees, or has applied only a part of them. The next reload tries again.
     #[error(transparent)]
     Guarantees(#[from] AdmissionError),
     #[error("the configuration cannot be compared with that in effect: {0}")]
     Compare(#[from] serde_json::Error),
+    /// The reload has not ended, and goes on.
+    #[error(
+        "the reload has not ended within {} seconds; it goes on, and the log of the daemon will have its result",
+        ANSWER_TIMEOUT.as_secs()
+    )]
+    Slow,
 }
 
 /// A request to load the configuration again, as the channel for its answer.
@@ -51,7 +66,8 @@ impl ReloadHandle {
             mpsc::error::TrySendError::Full(_) => AdmissionError::Busy,
             mpsc::error::TrySendError::Closed(_) => AdmissionError::Stopping,
         })?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        let result = timeout(ANSWER_TIMEOUT, result).await.map_err(|_| ReloadError::Slow)?;
+        result.map_err(|_| AdmissionError::Stopping)?
     }
 }
 
@@ -69,7 +85,8 @@ pub(super) fn routes() -> OpenApiRouter<ReloadHandle> {
         (status = 200, description = "The changes, and those that need a restart", body = api::Reload),
         (status = 404, description = "This is not the control socket", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A file is invalid, and nothing has changed", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The request timed out, too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "Not all declared guarantees could be applied; the next reload tries again", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The reload has not ended in time, but goes on, and the log of the daemon will have its result; or too many requests are pending, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn reload(State(handle): State<ReloadHandle>, uri: Uri) -> Result<Json<api::Reload>, Response> {
@@ -81,5 +98,23 @@ async fn reload(State(handle): State<ReloadHandle>, uri: Uri) -> Result<Json<api
         ReloadError::Compare(_) => {
             respond(refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string(), uri.path()))
         }
+        ReloadError::Slow => respond(refusal(StatusCode::SERVICE_UNAVAILABLE, error.to_string(), uri.path())),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_reload_goes_on() {
+        let (handle, mut requests) = ReloadHandle::new();
+        let answered = reload(State(handle), Uri::from_static("/api/v1/reload")).await;
+        let response = answered.unwrap_err();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 12).await.unwrap();
+        let text = String::from_utf8_lossy(&body);
+        assert!(text.contains("it goes on, and the log of the daemon will have its result"), "{text}");
+        assert!(requests.recv().await.is_some());
+    }
 }
