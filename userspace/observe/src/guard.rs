@@ -398,19 +398,20 @@ fn pod_usage(
         if workloads.iter().any(|of| covers(&of.cgroup)) {
             return None;
         }
-        let mut beyond: BTreeMap<NodeId, u64> = BTreeMap::new();
+        let mut used: BTreeMap<NodeId, u64> = BTreeMap::new();
         for cgroup in &cgroups {
             for (node, of) in memory_numa_stat(&hierarchy.dir(cgroup)).unwrap_or_default() {
-                let sum = beyond.entry(node).or_default();
+                let sum = used.entry(node).or_default();
                 *sum = sum.saturating_add(of.anon.0).saturating_add(of.shmem.0);
             }
         }
         let placed = workloads.iter().filter(|of| is_within(&of.cgroup)).flat_map(|of| &of.placed);
+        let mut charged: BTreeMap<NodeId, u64> = BTreeMap::new();
         for (_, node, bytes) in placed.filter(|(kind, ..)| *kind == ZoneKind::Memory) {
-            let sum = beyond.entry(*node).or_default();
-            *sum = sum.saturating_sub(bytes.0);
+            let sum = charged.entry(*node).or_default();
+            *sum = sum.saturating_add(bytes.0);
         }
-        let beyond: Vec<_> = beyond
+        let beyond: Vec<_> = beyond_guarantee(used, &charged)
             .into_iter()
             .filter(|(node, bytes)| low.contains(node) && *bytes > 0)
             .map(|(node, bytes)| (node, Bytes(bytes)))
@@ -418,6 +419,22 @@ fn pod_usage(
         (!beyond.is_empty()).then(|| PodUsage { uid, cgroups: cgroups.into_iter().collect(), beyond })
     });
     usage.collect()
+}
+
+/// Returns used memory beyond the charged one, by node. A guarantee can be charged on several nodes; its memory may be on any of them.
+fn beyond_guarantee(used: BTreeMap<NodeId, u64>, charged: &BTreeMap<NodeId, u64>) -> BTreeMap<NodeId, u64> {
+    let unused =
+        charged.iter().map(|(node, bytes)| bytes.saturating_sub(used.get(node).copied().unwrap_or(0)));
+    let mut unused = unused.fold(0_u64, u64::saturating_add);
+    let mut beyond = used;
+    for (node, bytes) in charged {
+        if let Some(left) = beyond.get_mut(node) {
+            *left = left.saturating_sub(*bytes);
+            let within = unused.min(*left);
+            (*left, unused) = (*left - within, unused - within);
+        }
+    }
+    beyond
 }
 
 #[cfg(test)]
@@ -553,9 +570,15 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         let config = Config { guard: GuardMode::Evict, ..Config::default() };
+        let split = |path: &str, id| -> Arc<WorkloadGuarantee> {
+            let placed = [(ZoneKind::Memory, 0, Bytes::mib(61)), (ZoneKind::Memory, 1, Bytes::mib(40))];
+            testing::workload_guarantee(path, id, &placed).into()
+        };
         let kept = vec![
             memory_guarantee("/kubepods/podp/guaranteed", 1, 800),
             memory_guarantee("/kept/podq/x", 9, 1),
+            split("/kubepods/podsplit/x", 10),
+            split("/kubepods/podwide/x", 12),
         ];
         let observer = observer(root.path(), config, kept, Ledger::default());
         for (id, path, anon) in [
@@ -569,6 +592,10 @@ mod tests {
             (7, "kubepods/podsmall/one", 10),
             (8, "kubepods/podsmall", 10),
             (9, "kept/podq/x", 500),
+            (10, "kubepods/podsplit/x", 100),
+            (11, "kubepods/podsplit", 100),
+            (12, "kubepods/podwide/x", 123),
+            (13, "kubepods/podwide", 123),
         ] {
             let text = format!("anon N0=4096 N1={}\nfile N0=0 N1=0\nshmem N0=0 N1=0\n", anon << 20);
             write(root.path(), &format!("{path}/memory.numa_stat"), &text);
@@ -581,7 +608,24 @@ mod tests {
         assert!(seen.node(NodeId(1)).unwrap().is_low);
         let pods: Vec<_> =
             seen.pods.iter().map(|pod| (pod.uid.as_str(), pod.on(NodeId(1)).0 >> 20)).collect();
-        assert_eq!(pods, [("p", 100), ("r", 300), ("small", 10)]);
+        assert_eq!(pods, [("p", 100), ("r", 300), ("small", 10), ("wide", 22)]);
+    }
+
+    #[test]
+    fn guarantee_on_several_nodes_counts_as_a_whole() {
+        let by_node = |nodes: &[(u32, u64)]| nodes.iter().map(|(node, gib)| (NodeId(*node), *gib)).collect();
+        let charged = by_node(&[(0, 6), (1, 4)]);
+        for (used, expected) in [
+            (&[(0, 0), (1, 10)][..], &[(0, 0), (1, 0)][..]),
+            (&[(1, 10)], &[(1, 0)]),
+            (&[(0, 0), (1, 12)], &[(0, 0), (1, 2)]),
+            (&[(0, 7), (1, 5)], &[(0, 1), (1, 1)]),
+            (&[(0, 8), (1, 3)], &[(0, 1), (1, 0)]),
+            // No guarantee is charged on node 2.
+            (&[(0, 1), (1, 4), (2, 3)], &[(0, 0), (1, 0), (2, 3)]),
+        ] {
+            assert_eq!(beyond_guarantee(by_node(used), &charged), by_node(expected), "{used:?}");
+        }
     }
 
     #[test]
