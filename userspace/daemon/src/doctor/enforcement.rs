@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs,
-    os::unix::fs::MetadataExt as _,
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -101,14 +100,23 @@ impl DoctorHost<'_> {
         let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
         let ids: BTreeSet<u32> = entries.flatten().filter_map(id).collect();
         let (deadline, own_user) = (Instant::now() + READ_TIMEOUT, rustix::process::geteuid().as_raw());
+        // A user that runs a program with the setuid bit chooses its name and arguments.
+        let is_trusted = |users: [u32; 3]| [0, own_user].iter().any(|user| users == [*user; 3]);
         let process = |id| {
             // A process that ended meanwhile has no files.
-            let owner = fs::metadata(self.root.join(format!("proc/{id}"))).ok()?.uid();
             let name = self.read(&format!("proc/{id}/comm")).ok()?;
-            let is_checked = is_checked(&name) && (owner == 0 || owner == own_user);
+            let is_checked = is_checked(&name) && is_trusted(self.users(id)?);
             is_checked.then_some(Process { id, name, deadline })
         };
         ids.into_iter().filter_map(process).collect()
+    }
+
+    /// Returns the real, effective and saved user of a process.
+    fn users(&self, id: u32) -> Option<[u32; 3]> {
+        let status = self.read(&format!("proc/{id}/status")).ok()?;
+        let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        let mut users = users.split_whitespace().map_while(|user| user.parse().ok());
+        Some([users.next()?, users.next()?, users.next()?])
     }
 
     /// Returns the arguments of a process, of which each may have megabytes; none if they cannot be read in time, because the process holds
@@ -301,12 +309,27 @@ mod tests {
         *,
     };
     use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::path::Path;
 
     const READ_ONLY: &str = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n";
 
+    /// Writes files; their processes are of the own user.
+    fn tree_with_processes(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let (dir, user) = (tree(files), rustix::process::geteuid().as_raw());
+        for comm in files.iter().filter_map(|(path, _)| path.strip_suffix("/comm")) {
+            set_users(dir.path(), comm, [user; 3]);
+        }
+        dir
+    }
+
+    fn set_users(root: &Path, process: &str, [real, effective, saved]: [u32; 3]) {
+        let status = format!("Name:\tx\nUid:\t{real}\t{effective}\t{saved}\t{effective}\nGid:\t1\t1\t1\t1\n");
+        fs::write(root.join(process).join("status"), status).unwrap();
+    }
+
     fn check(files: &[(&str, &str)], name: &str) -> Option<HostCheck> {
         let all: Vec<_> = GOOD.iter().chain(files).copied().collect();
-        let dir = tree(&all);
+        let dir = tree_with_processes(&all);
         let checks = DoctorHost { root: dir.path() }.enforcement();
         checks.into_iter().find(|check| check.check == name)
     }
@@ -329,7 +352,7 @@ mod tests {
     /// A process can hold the lock of its memory map for ever. The arguments are a pipe that is never written.
     #[test]
     fn locked_processes_are_not_awaited() {
-        let dir = tree(&[("proc/8/comm", "numaward\n"), ("proc/9/comm", "kubelet\n")]);
+        let dir = tree_with_processes(&[("proc/8/comm", "numaward\n"), ("proc/9/comm", "kubelet\n")]);
         for id in [8, 9] {
             let path = dir.path().join(format!("proc/{id}/cmdline"));
             mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
@@ -341,9 +364,10 @@ mod tests {
         assert_eq!(flags.verdict, CheckResult::Ok);
     }
 
+    /// The effective user of a program with the setuid bit, such as su, is root.
     #[test]
     fn processes_of_other_users_are_ignored() {
-        let dir = tree(&[
+        let dir = tree_with_processes(&[
             ("proc/9/comm", "kubelet\n"),
             ("proc/9/cmdline", "kubelet\0--cpu-manager-policy=static\0"),
         ]);
@@ -352,9 +376,17 @@ mod tests {
             checks.into_iter().find(|check| check.check == "kubelet flags").map(|check| check.verdict)
         };
         assert_eq!(flags(), Some(CheckResult::Warn));
-        if rustix::process::geteuid().is_root() {
-            std::os::unix::fs::chown(dir.path().join("proc/9"), Some(65534), None).unwrap();
-            assert_eq!(flags(), None);
+        let own = rustix::process::geteuid().as_raw();
+        for (users, expected) in [
+            ([0, 0, 0], Some(CheckResult::Warn)),
+            ([own, own, own], Some(CheckResult::Warn)),
+            ([65534, 65534, 65534], None),
+            ([65534, 0, 0], None),
+            ([0, 65534, 0], None),
+            ([0, 0, 65534], None),
+        ] {
+            set_users(dir.path(), "proc/9", users);
+            assert_eq!(flags(), expected, "{users:?}");
         }
     }
 
