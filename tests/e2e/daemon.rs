@@ -230,7 +230,7 @@ fn check_degraded(report: &ScriptReport) {
     let reason = refused["reason"].as_str().unwrap();
     assert!(reason.contains("EPERM") && reason.contains("CAP_BPF"), "{reason}");
     let probes = report.json("nobody status")["probes"].as_array().unwrap().clone();
-    assert_eq!(probes.len(), 8, "{probes:#?}");
+    assert_eq!(probes.len(), 9, "{probes:#?}");
     for other in probes {
         let is_attached =
             !["absent", "memory_stat", "memory_events"].contains(&other["mode"].as_str().unwrap());

@@ -183,14 +183,23 @@ fn forwards_port_to_loopback() {
     }
 }
 
-/// A writer that keeps the lines and when each came.
+/// A writer that keeps the text and when each byte came.
 #[derive(Default)]
-struct TimedLines(Vec<(Instant, String)>);
+struct TimedOutput(Vec<(Instant, u8)>);
 
-impl Write for TimedLines {
+impl TimedOutput {
+    /// Returns the lines, and when each ended.
+    fn lines(&self) -> Vec<(Instant, String)> {
+        let lines = self.0.split_inclusive(|(_, byte)| *byte == b'\n');
+        let text = |line: &[(Instant, u8)]| line.iter().map(|(_, byte)| char::from(*byte)).collect();
+        lines.filter_map(|line| Some((line.last()?.0, text(line)))).collect()
+    }
+}
+
+impl Write for TimedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(bytes);
-        self.0.extend(text.lines().map(|line| (Instant::now(), line.to_owned())));
+        let now = Instant::now();
+        self.0.extend(bytes.iter().map(|byte| (now, *byte)));
         Ok(bytes.len())
     }
 
@@ -203,10 +212,11 @@ impl Write for TimedLines {
 #[test]
 fn real_time_is_that_of_host() {
     let Some(bench) = TestEnvironment::open() else { return };
-    let mut lines = TimedLines::default();
+    let mut output = TimedOutput::default();
     let script = "cat /proc/uptime; sleep 5; cat /proc/uptime";
-    assert_eq!(small(&bench).real_time().run(script, &mut lines).unwrap(), 0);
-    let [(start, before), (end, after)] = &lines.0[..] else { panic!("{:?}", lines.0) };
+    assert_eq!(small(&bench).real_time().run(script, &mut output).unwrap(), 0);
+    let lines = output.lines();
+    let [(start, before), (end, after)] = &lines[..] else { panic!("{lines:?}") };
     let uptime = |line: &str| line.split(' ').next().unwrap().parse::<f64>().unwrap();
     let ratio = (uptime(after) - uptime(before)) / end.duration_since(*start).as_secs_f64();
     assert!((0.8..1.2).contains(&ratio), "the guest's clock has {ratio:.2} times the rate of the host's");
