@@ -85,7 +85,7 @@ wait_for 20 no_guarantees
 
 # One node is low on memory, and the other one is full.
 numaward exec --cpus 1 --memory 220Mi --name db -- sleep 100000 2>>$remarks &
-wait_for 20 test -e $cgroups/numaward/db/cpuset.mems
+wait_for 20 grep -q . $cgroups/numaward/db/cpuset.mems
 node=$(cat $cgroups/numaward/db/cpuset.mems)
 other=$((1 - node))
 mkdir -p /fill $cgroups/filler $cgroups/bystander
