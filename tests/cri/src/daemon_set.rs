@@ -254,7 +254,7 @@ impl RunDaemonSet {
                 Some(Volume { config_map: Some(_), .. }) => self.config.clone(),
                 Some(Volume { empty_dir: Some(_), name, .. }) => {
                     let path = format!("{EMPTY_DIRS}/{name}");
-                    // As the kubelet makes it.
+                    // The mode that the kubelet sets.
                     fs::create_dir_all(&path)
                         .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o777)))
                         .map_err(|error| format!("{path}: {error}"))?;

@@ -61,7 +61,7 @@ pub fn open_protected(path: &Path) -> io::Result<File> {
     let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let found = file.metadata()?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
-    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+    if !is_trusted_user(uid) {
         return Err(io::Error::other(format!("user {uid} owns it, and could change it: chown it to root")));
     }
     if mode & 0o022 != 0 {
@@ -70,6 +70,11 @@ pub fn open_protected(path: &Path) -> io::Result<File> {
         )));
     }
     Ok(file)
+}
+
+/// Returns true for root and the user of this process.
+pub fn is_trusted_user(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 /// Replaces a file by one with these bytes and mode 0600: a new file is written, synced and renamed over the old one, so that a reader and a

@@ -36,7 +36,9 @@ mod unescape;
 mod watch;
 mod workload;
 
-pub use files::{make_private_dir, open_protected, read_lossy, read_open_text, read_text, replace_file};
+pub use files::{
+    is_trusted_user, make_private_dir, open_protected, read_lossy, read_open_text, read_text, replace_file,
+};
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobEvent, KnobWatch, KnobWatchError, KnobWriter};
 pub use lock::{HierarchyLock, LockError};

@@ -18,6 +18,7 @@ mod doctor;
 mod documented;
 mod events;
 mod exec;
+mod exit_signals;
 mod explain;
 mod export;
 mod get;

@@ -44,7 +44,7 @@ const MEMORY_STEP: u64 = 64 << 20;
 const MIN_SAMPLED_PAGES: u64 = 1000;
 const MIN_ALLOCATED: u64 = 64 << 20;
 
-/// What to do for a workload.
+/// Kind of a recommendation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Advice {
@@ -97,7 +97,7 @@ impl Recommendation {
 
 /// Everything that recommendations are based on.
 #[derive(Debug)]
-pub(crate) struct Observed {
+pub(crate) struct HostUsage {
     pub(crate) usage: Usage,
     pub(crate) workloads: Vec<Workload>,
     pub(crate) topology: Topology,
@@ -141,7 +141,7 @@ impl Amounts {
 /// Requests the figures and computes the recommendations.
 pub(crate) async fn fetch(server: &Server) -> Result<Vec<Recommendation>, ClientError> {
     let Workloads { workloads } = server.get("/api/v1/workloads").await?;
-    let observed = Observed {
+    let observed = HostUsage {
         usage: server.get("/api/v1/usage").await?,
         workloads,
         topology: server.get("/api/v1/topology").await?,
@@ -151,7 +151,7 @@ pub(crate) async fn fetch(server: &Server) -> Result<Vec<Recommendation>, Client
 }
 
 /// Returns the recommendation for each workload, guarantees first.
-pub(crate) fn recommend(observed: &Observed) -> Vec<Recommendation> {
+pub(crate) fn recommend(observed: &HostUsage) -> Vec<Recommendation> {
     let by_cgroup: BTreeMap<&str, &Workload> = observed
         .workloads
         .iter()
@@ -371,7 +371,7 @@ fn residents(workload: &Workload) -> BTreeMap<u32, u64> {
 }
 
 /// Returns the CPUs and the memory of each node that can be guaranteed in total and now.
-fn capacities(observed: &Observed) -> (BTreeMap<u32, Capacity>, BTreeMap<u32, Capacity>) {
+fn capacities(observed: &HostUsage) -> (BTreeMap<u32, Capacity>, BTreeMap<u32, Capacity>) {
     let cpus = |list: &str| list.parse::<CpuSet>().map_or(0, |cpus| cpus.len() as u64);
     let nodes = observed.topology.nodes.iter();
     let mut totals: BTreeMap<u32, Capacity> = nodes
@@ -518,7 +518,7 @@ mod tests {
     }
 
     /// Host with two nodes of eight CPUs and 16 GiB.
-    fn observed(workloads: Vec<(WorkloadUsage, Workload)>) -> Observed {
+    fn observed(workloads: Vec<(WorkloadUsage, Workload)>) -> HostUsage {
         let machine = Machine::builder().nodes(2).cores_per_node(8).memory(Bytes::gib(16)).build().unwrap();
         let node = |node: u32, free_cpus: &str| NodeCapacity {
             node,
@@ -534,7 +534,7 @@ mod tests {
             }],
         };
         let (usage, workloads) = workloads.into_iter().unzip();
-        Observed {
+        HostUsage {
             usage: Usage { workloads: usage },
             workloads,
             topology: Topology::from(&machine),

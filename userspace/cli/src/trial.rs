@@ -19,12 +19,12 @@ use serde_with_macros::skip_serializing_none;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     process::Command,
-    signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep},
 };
 
 use crate::{
     client::{ClientError, Server},
+    exit_signals::ExitSignals,
     table::{row, size, table},
 };
 
@@ -90,37 +90,13 @@ impl Difference {
     }
 }
 
-/// Signals that end the trial.
-struct Interrupts([Signal; 4]);
-
-impl Interrupts {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self([
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-            signal(SignalKind::quit())?,
-        ]))
-    }
-
-    async fn received(&mut self) {
-        let [interrupt, terminate, hangup, quit] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-            _ = quit.recv() => {}
-        }
-    }
-}
-
 /// Runs a trial. The workload of the request must have no guarantee.
 pub(crate) async fn run(
     server: &Server,
     request: &api::AllocationRequest,
     benchmark: &Benchmark,
 ) -> anyhow::Result<Trial> {
-    let mut interrupts = Interrupts::new()?;
+    let mut exit_signals = ExitSignals::new()?;
     let held = server.allocations().await?;
     if let Some(held) =
         held.allocations.iter().find(|held| held.name == request.name || held.target == request.target)
@@ -133,7 +109,7 @@ pub(crate) async fn run(
     }
     let outcome = tokio::select! {
         outcome = run_rounds(server, request, benchmark) => outcome,
-        () = interrupts.received() => Err(anyhow::anyhow!("interrupted")),
+        () = exit_signals.next() => Err(anyhow::anyhow!("interrupted")),
     };
     // A guarantee that was being admitted when a signal came is released by the daemon, because its client is gone.
     match server.release(&request.name).await {

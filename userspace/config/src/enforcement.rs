@@ -25,7 +25,7 @@ use super::{
 };
 
 /// The key of declared guarantees.
-pub(super) const GUARANTEES_KEY: &str = "guarantees";
+pub const GUARANTEES_KEY: &str = "guarantees";
 
 /// Settings for writing to the kernel.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

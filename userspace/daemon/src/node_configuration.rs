@@ -15,7 +15,9 @@ use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api as api;
-use numaward_config::{ChangedKey, Config, LoadedConfig, NodeScope, Problems, Sources, load};
+use numaward_config::{
+    ChangedKey, Config, LoadedConfig, NodeScope, Problems, Sources, enforcement::GUARANTEES_KEY, load,
+};
 use numaward_guarantee::{private_directory, reconciler::ReconcilerHandle};
 use numaward_kube::api::{connect, node_label};
 use numaward_observe::{DaemonPart, Observer};
@@ -38,8 +40,6 @@ const GROUP_INTERVAL: Duration = Duration::from_mins(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The key that takes effect at once.
 const LOG_LEVEL: &str = "log.level";
-/// The key that takes effect with a reload.
-const GUARANTEES: &str = "guarantees";
 
 /// Intervals at which the configuration is followed.
 #[derive(Clone, Copy, Debug)]
@@ -221,8 +221,7 @@ impl Follower {
     async fn reload(&mut self) -> Result<api::Reload, ReloadError> {
         let result = self.apply().await;
         match &result {
-            Ok(Reloaded { answer, pending }) => {
-                self.observer.note(DaemonPart::Configuration, pending.clone().map_or(Ok(()), Err));
+            Ok(answer) => {
                 let keys = |changed: &[api::ChangedKey]| {
                     changed.iter().map(|changed| changed.key.clone()).collect::<Vec<_>>().join(", ")
                 };
@@ -235,10 +234,10 @@ impl Follower {
             }
             Err(error) => tracing::warn!(%error, "the reload of the configuration failed"),
         }
-        result.map(|reloaded| reloaded.answer)
+        result
     }
 
-    async fn apply(&mut self) -> Result<Reloaded, ReloadError> {
+    async fn apply(&mut self) -> Result<api::Reload, ReloadError> {
         let loaded = load(&self.sources)?;
         let mut changes = self.changes(&loaded)?;
         let mut applied = Vec::new();
@@ -253,16 +252,15 @@ impl Follower {
         }
         applied.extend(changes.level.take());
         self.set_level(&loaded);
-        let pending = changes.pending();
+        self.observer.note(DaemonPart::Configuration, changes.pending().map_or(Ok(()), Err));
         let described = |changed: Vec<ChangedKey>| changed.into_iter().map(describe).collect();
-        let answer = api::Reload {
+        Ok(api::Reload {
             files: loaded.files.iter().map(|file| file.display().to_string()).collect(),
             applied: described(applied),
             needs_restart: described(changes.others),
             waiting: self.reconciler.as_ref().map_or_else(Vec::new, |of| of.allocations().waiting.clone()),
             warnings: loaded.warnings,
-        };
-        Ok(Reloaded { answer, pending })
+        })
     }
 
     /// Returns the keys with other values than those in effect.
@@ -271,12 +269,12 @@ impl Follower {
         for changed in loaded.changed_keys(&self.effective)? {
             match changed.key.as_str() {
                 LOG_LEVEL => changes.level = Some(changed),
-                GUARANTEES if self.reconciler.is_some() => changes.guarantees = Some(changed),
+                GUARANTEES_KEY if self.reconciler.is_some() => changes.guarantees = Some(changed),
                 _ => changes.others.push(changed),
             }
         }
         if self.is_incomplete && changes.guarantees.is_none() {
-            changes.guarantees = Some(ChangedKey { key: GUARANTEES.to_owned(), origin: None });
+            changes.guarantees = Some(ChangedKey { key: GUARANTEES_KEY.to_owned(), origin: None });
         }
         Ok(changes)
     }
@@ -302,12 +300,6 @@ impl Changes {
         let pending: Vec<_> = restart.into_iter().chain(reload).collect();
         (!pending.is_empty()).then(|| pending.join("; "))
     }
-}
-
-/// The result of a reload, and the changes that are not in effect after it, in words.
-struct Reloaded {
-    answer: api::Reload,
-    pending: Option<String>,
 }
 
 fn describe(ChangedKey { key, origin }: ChangedKey) -> api::ChangedKey {

@@ -1,7 +1,7 @@
 //! CPU time and memory of workloads over the last hour.
 //!
 //! # Problem
-//! An administrator who plans guarantees needs the usage of the past, also on hosts without Prometheus.
+//! Guarantees are planned by the usage of the past, also on hosts without Prometheus.
 //!
 //! # Algorithm
 //! The history's thread reads the cgroup of each workload about once a minute: with each of its samples, a twelfth of the workloads, so that

@@ -350,6 +350,9 @@ fn intruders(host: &ProbedHost) {
     assert_eq!(probes.cpu_usage().unwrap()[&cpu], after, "nothing is exclusive any more");
 }
 
+/// The number of readings for the printed cost.
+const COST_READINGS: u32 = 1000;
+
 fn cpu_time(host: &ProbedHost) {
     let mut probes = Probes::load(&ProbeOptions { secondary: vec![Probe::CpuTime], ..host.options() });
     let report = &probes.reports()[1];
@@ -382,6 +385,16 @@ fn cpu_time(host: &ProbedHost) {
     let of_cpu = Duration::from_nanos(times[last_cpu()]);
     assert!(of_cpu * 20 >= used * 19, "{times:?}, {used:?} on CPU {}", last_cpu());
     assert_eq!(read(&mut reader, &idle_place).iter().sum::<u64>(), 0);
+
+    let start = Instant::now();
+    for _ in 0..COST_READINGS {
+        let _ = reader.read(&busy_place).unwrap();
+    }
+    println!(
+        "host:   cpu_time: a reading takes {:?} on {} CPUs",
+        start.elapsed() / COST_READINGS,
+        times.len()
+    );
 
     // The time of a nested cgroup is not part of it.
     spin_in(&nested.0, Duration::from_millis(100));

@@ -1,7 +1,6 @@
 //! Areas of a workload's memory that are accessed: `numaward regions` with `--hot`, from the kernel's monitor, and with
 //! `--sampled`, from addresses that the processor samples.
 
-mod exit_signals;
 pub(crate) mod hot;
 mod maps;
 pub(crate) mod sampled;

@@ -30,7 +30,7 @@ use tokio::{
 
 use super::{
     ApiMetrics, Cause, Operation, RequestError,
-    received::{AtMost, Fields, Received},
+    object::{ApiObject, AtMost, Fields},
 };
 use crate::pod::Pod;
 
@@ -220,7 +220,7 @@ impl ClaimReader {
                 return devices;
             };
             let names: BTreeSet<&str> = pod.claims.iter().map(|used| used.claim.as_str()).collect();
-            let claims: Api<Received<ClaimBody>> =
+            let claims: Api<ApiObject<ClaimBody>> =
                 Api::namespaced(connection.client.clone(), &pod.id.namespace);
             for name in names.into_iter().take(MAX_CLAIMS) {
                 let results = match claims.get(name).await {
@@ -331,7 +331,7 @@ impl Fields for SliceBody {
 }
 
 /// Returns the devices of a claim that is reserved for this pod.
-fn results(claim: Received<ClaimBody>, pod_uid: &str) -> Vec<AllocationResult> {
+fn results(claim: ApiObject<ClaimBody>, pod_uid: &str) -> Vec<AllocationResult> {
     let body = match claim.fields {
         Ok(body) => body,
         Err(error) => {
@@ -349,7 +349,7 @@ fn results(claim: Received<ClaimBody>, pod_uid: &str) -> Vec<AllocationResult> {
 
 /// Lists the slices of a Kubernetes node.
 async fn list(connection: &Connection) -> Result<BTreeMap<ClaimedDevice, Option<DevicePlace>>, RequestError> {
-    let slices: Api<Received<SliceBody>> = Api::all(connection.client.clone());
+    let slices: Api<ApiObject<SliceBody>> = Api::all(connection.client.clone());
     let mut page =
         ListParams::default().fields(&format!("spec.nodeName={}", connection.node)).limit(PAGE_SIZE);
     // A driver replaces the slices of a pool one by one: those of an older generation do not count.

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use super::{
     Controller,
-    received::{AtMost, Fields, Received, ShortText},
+    object::{ApiObject, AtMost, Fields, ShortText},
 };
 use crate::pod::{ClaimUse, Pod, PodId};
 
@@ -57,7 +57,7 @@ const MAX_OWNERS: usize = 64;
 
 /// A pod, apart from the name of its Kubernetes node.
 #[derive(Clone, Debug)]
-pub(super) struct PodObject {
+pub(super) struct PodFields {
     stored: StoredPod,
     mirrored: Option<MirroredPod>,
 }
@@ -306,7 +306,7 @@ fn mirrored_pod(annotations: Option<Annotations>, owners: &[Owner]) -> Option<Mi
     Some(MirroredPod { node, uid })
 }
 
-impl Fields for PodObject {
+impl Fields for PodFields {
     type Kind = k8s_openapi::api::core::v1::Pod;
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -366,9 +366,9 @@ impl Fields for PodObject {
 }
 
 /// Converts a pod of the Kubernetes node `node`. An error names the pod and the field.
-pub(super) fn pod(object: Received<PodObject>, node: &str) -> Result<StoredPod, String> {
-    let Received { identity, fields } = object;
-    let PodObject { mut stored, mirrored } = fields.map_err(|problem| {
+pub(super) fn pod(object: ApiObject<PodFields>, node: &str) -> Result<StoredPod, String> {
+    let ApiObject { identity, fields } = object;
+    let PodFields { mut stored, mirrored } = fields.map_err(|problem| {
         let text = |part: Option<String>| part.unwrap_or_default();
         format!("pod {}/{}: {problem}", text(identity.namespace), text(identity.name))
     })?;

@@ -25,8 +25,8 @@ mod evictions;
 pub mod fake;
 mod metrics;
 mod node;
+pub(crate) mod object;
 mod pods;
-pub(crate) mod received;
 mod taint;
 
 use std::{

@@ -30,10 +30,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ApiMetrics, Cause, EventWriter, Report, RequestError,
-    convert::{self, PodObject, StoredPod},
+    convert::{self, PodFields, StoredPod},
     limited,
     metrics::Operation,
-    received::Received,
+    object::ApiObject,
 };
 use crate::pod::{Notice, Pod, PodId, PodSource};
 
@@ -179,7 +179,7 @@ impl Follower {
             follower.set_synced(true);
             (follower.report)(Ok(()));
         };
-        let api: Api<Received<PodObject>> = Api::all(limited(client, RATE_LIMIT, on_watch));
+        let api: Api<ApiObject<PodFields>> = Api::all(limited(client, RATE_LIMIT, on_watch));
         let mut page_size = PAGE_SIZE;
         let mut backoff = DefaultBackoff::default();
         loop {
@@ -252,7 +252,7 @@ impl Follower {
         (is_start && error.cause != Cause::Gone, error.cause)
     }
 
-    fn apply(&mut self, event: Event<Received<PodObject>>) {
+    fn apply(&mut self, event: Event<ApiObject<PodFields>>) {
         self.listed = if matches!(event, Event::InitApply(_)) { self.listed + 1 } else { 0 };
         let event = match event {
             Event::Init => Some(Event::Init),
@@ -271,7 +271,7 @@ impl Follower {
     }
 
     /// Converts a pod. A pod that cannot be parsed is ignored, so that the remaining pods are still stored.
-    fn convert(&self, object: Received<PodObject>) -> Option<StoredPod> {
+    fn convert(&self, object: ApiObject<PodFields>) -> Option<StoredPod> {
         let stored = convert::pod(object, &self.node);
         let stored = stored.inspect_err(|error| {
             tracing::warn!(%error, "a pod from the API server is ignored");
@@ -281,7 +281,7 @@ impl Follower {
     }
 
     /// Converts a pod if it is stored already, or the store is not full.
-    fn convert_if_not_full(&self, object: Received<PodObject>) -> Option<StoredPod> {
+    fn convert_if_not_full(&self, object: ApiObject<PodFields>) -> Option<StoredPod> {
         let stored = self.convert(object)?;
         let before = self.listed.checked_sub(1).unwrap_or_else(|| self.pods.store.len());
         if before < MAX_PODS || self.pods.store.get(&stored.to_object_ref(())).is_some() {

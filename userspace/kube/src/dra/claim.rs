@@ -20,7 +20,7 @@ use super::messages::{ClaimId, Device};
 use crate::api::{
     ApiMetrics, Cause, Operation, RequestError,
     claims::{AllocationResult, ClaimBody, ClaimStatus, MAX_RESULTS},
-    received::Received,
+    object::ApiObject,
 };
 
 /// An allocated claim of one pod.
@@ -119,7 +119,7 @@ impl AllocationReader {
     /// The claim is not allocated to devices of this host, or not to one pod.
     pub fn read<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
         async move {
-            let api: Api<Received<ClaimBody>> = Api::namespaced(self.client.clone(), &claim.namespace);
+            let api: Api<ApiObject<ClaimBody>> = Api::namespaced(self.client.clone(), &claim.namespace);
             let found = api.get(&claim.name).await.map_err(|error| {
                 let error = RequestError::from(error);
                 self.metrics.failed(Operation::Claim, &error);
@@ -135,7 +135,11 @@ impl AllocationReader {
 }
 
 /// Returns the allocation in an object of the API server.
-fn allocation(found: Received<ClaimBody>, node: &str, claim: &ClaimId) -> Result<AllocatedClaim, ClaimError> {
+fn allocation(
+    found: ApiObject<ClaimBody>,
+    node: &str,
+    claim: &ClaimId,
+) -> Result<AllocatedClaim, ClaimError> {
     let uid = found.identity.uid.unwrap_or_default();
     if uid != claim.uid {
         return Err(ClaimError::OtherUid { asked: claim.uid.clone(), found: uid });

@@ -29,15 +29,14 @@ use self::{
     node_cpu_time::NodeCpuTime,
 };
 use super::{
-    MAX_TABLE_ROWS, NodeShare,
-    exit_signals::ExitSignals,
-    format_percent,
+    MAX_TABLE_ROWS, NodeShare, format_percent,
     maps::{self, MappedRegion},
     sys,
     workload::WorkloadProcesses,
 };
 use crate::{
     client::Server,
+    exit_signals::ExitSignals,
     table::{columns, or_dash, row, size},
     text::clean,
 };

@@ -37,8 +37,8 @@ use self::{
     source::SourceCounts,
     tally::Tally,
 };
-use super::{NodeShare, exit_signals::ExitSignals, maps, sys, workload::WorkloadProcesses};
-use crate::client::Server;
+use super::{NodeShare, maps, sys, workload::WorkloadProcesses};
+use crate::{client::Server, exit_signals::ExitSignals};
 
 /// Interval at which the rings are read.
 const READ_INTERVAL: Duration = Duration::from_millis(100);

@@ -103,16 +103,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let paths = entries.map(|entry| entry.path());
     let mut paths: Vec<_> = paths
         .filter(|path| path.extension().is_some_and(|extension| extension == "json" || extension == "yaml"))
-        .filter(|path| fs::metadata(path).is_ok_and(|file| file.is_file() && is_trusted(file.uid())))
+        .filter(|path| {
+            fs::metadata(path)
+                .is_ok_and(|file| file.is_file() && numaward_cgroup::is_trusted_user(file.uid()))
+        })
         .take(MAX_FILES)
         .collect();
     paths.sort();
     paths
-}
-
-/// Returns true for root and the daemon's own user.
-fn is_trusted(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 /// Returns the text of a file; `None` if it cannot be read or is too large.

@@ -3,11 +3,11 @@
 use anyhow::bail;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that end watching. Once this value exists, they no longer end the program.
-pub(super) struct ExitSignals([Signal; 4]);
+/// Signals that end a command. Once this value exists, they no longer end the program.
+pub(crate) struct ExitSignals([Signal; 4]);
 
 impl ExitSignals {
-    pub(super) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let kinds =
             [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
         let [Ok(terminate), Ok(hangup), Ok(interrupt), Ok(quit)] = kinds.map(signal) else {
@@ -17,7 +17,7 @@ impl ExitSignals {
     }
 
     /// Waits for one of the signals.
-    pub(super) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         let [terminate, hangup, interrupt, quit] = &mut self.0;
         tokio::select! {
             _ = terminate.recv() => {}

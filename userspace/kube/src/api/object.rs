@@ -27,7 +27,7 @@ pub(crate) trait Fields: Clone + fmt::Debug + Sized {
 
 /// An object of the API server.
 #[derive(Clone, Debug)]
-pub(crate) struct Received<T> {
+pub(crate) struct ApiObject<T> {
     /// Name, namespace, UID and version.
     pub(crate) identity: ObjectMeta,
     /// The needed fields, or the reason why they cannot be parsed.
@@ -49,7 +49,7 @@ struct Identity {
     resource_version: Option<String>,
 }
 
-impl<'de, T: Fields> Deserialize<'de> for Received<T> {
+impl<'de, T: Fields> Deserialize<'de> for ApiObject<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
         let Object { metadata } = serde_json::from_str(text.get()).unwrap_or_default();
@@ -59,7 +59,7 @@ impl<'de, T: Fields> Deserialize<'de> for Received<T> {
     }
 }
 
-impl<T: Fields> k8s_openapi::Resource for Received<T> {
+impl<T: Fields> k8s_openapi::Resource for ApiObject<T> {
     const API_VERSION: &'static str = T::Kind::API_VERSION;
     const GROUP: &'static str = T::Kind::GROUP;
     const KIND: &'static str = T::Kind::KIND;
@@ -68,7 +68,7 @@ impl<T: Fields> k8s_openapi::Resource for Received<T> {
     type Scope = <T::Kind as k8s_openapi::Resource>::Scope;
 }
 
-impl<T: Fields> k8s_openapi::Metadata for Received<T> {
+impl<T: Fields> k8s_openapi::Metadata for ApiObject<T> {
     type Ty = ObjectMeta;
 
     fn metadata(&self) -> &ObjectMeta {
