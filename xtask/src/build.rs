@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::Args;
 use numaward_vm::Arch;
 use serde::Deserialize;
@@ -134,11 +134,20 @@ pub(crate) fn tested_program(name: &str) -> Result<PathBuf> {
     program.map(|built| built.path).with_context(|| format!("cargo has built no program {name}"))
 }
 
-/// Builds an integration test with the selection of [`tested`].
-pub(crate) fn tested_test(name: &str) -> Result<BuiltProgram> {
+/// Builds the integration tests of this name, one for each package that has one, with the selection of [`tested`].
+pub(crate) fn tests_by_name(name: &str) -> Result<Vec<BuiltProgram>> {
     let start = format!("{name}-");
-    let test = tested(&["--test", name])?.into_iter().find(|built| built.name.starts_with(&start));
-    test.with_context(|| format!("cargo has built no test {name}"))
+    let mut tests = tested(&["--test", name])?;
+    tests.retain(|built| built.name.starts_with(&start));
+    ensure!(!tests.is_empty(), "cargo has built no test {name}");
+    Ok(tests)
+}
+
+/// Builds the only integration test of this name with the selection of [`tested`].
+pub(crate) fn tested_test(name: &str) -> Result<BuiltProgram> {
+    let [test] = <[BuiltProgram; 1]>::try_from(tests_by_name(name)?)
+        .map_err(|tests| anyhow!("{} packages have a test {name}", tests.len()))?;
+    Ok(test)
 }
 
 /// Builds the packages' programs for this host.

@@ -342,8 +342,8 @@ fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
             return clippy(&["--all-targets"]).and_then(|()| clippy(&["--test", "e2e"]));
         }
         Stage::Unit => return units::test(),
-        Stage::Host => return units::test_one("host"),
-        Stage::Conformance => return units::test_one("conformance"),
+        Stage::Host => return units::test_by_name("host"),
+        Stage::Conformance => return units::test_by_name("conformance"),
         Stage::Fuzz => return fuzz::test(seed),
         Stage::Deps => {
             dependencies::check()?;

@@ -59,9 +59,9 @@ pub(crate) fn test() -> Result<()> {
     Ok(())
 }
 
-/// Builds and runs one integration test.
-pub(crate) fn test_one(name: &str) -> Result<()> {
-    command::run(&mut command(&build::tested_test(name)?))
+/// Builds and runs the integration tests of this name.
+pub(crate) fn test_by_name(name: &str) -> Result<()> {
+    build::tests_by_name(name)?.iter().try_for_each(|test| command::run(&mut command(test)))
 }
 
 /// Returns the program as cargo would run it, stopped after [`MAX_SECONDS`].
