@@ -46,7 +46,7 @@ use self::{
     node::{Node, NodeFiles},
 };
 use crate::{
-    containerd::{nodes, numbers},
+    containerd::{nodes, try_numbers},
     deploy::checkout,
 };
 
@@ -197,9 +197,10 @@ impl Cluster {
     /// Returns the effective CPUs and memory nodes of a container.
     fn place(&self, pod: &str, container: &str) -> Result<ContainerPlace, String> {
         let text = self.in_cgroup(pod, container, "cat cpuset.cpus.effective cpuset.mems.effective")?;
-        let (cpus, mems) = text.split_once('\n').ok_or_else(|| format!("{pod}/{container}: {text:?}"))?;
-        let set = |text| numbers(text).into_iter().collect();
-        Ok(ContainerPlace { cpus: set(cpus), nodes: set(mems) })
+        let files = text.split_once('\n');
+        let place = files.and_then(|(cpus, mems)| Some((try_numbers(cpus).ok()?, try_numbers(mems).ok()?)));
+        let (cpus, nodes) = place.ok_or_else(|| format!("{pod}/{container}: {text:?}"))?;
+        Ok(ContainerPlace { cpus: cpus.into_iter().collect(), nodes: nodes.into_iter().collect() })
     }
 
     /// Waits until each container has this number of exclusive CPUs and its memory on one node, and [`SHARED`] has the remaining

@@ -9,6 +9,7 @@ mod newer;
 use std::{
     collections::BTreeSet,
     env,
+    num::ParseIntError,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -287,11 +288,17 @@ fn assert_protected(report: &ScriptReport, section: &str, expected: &[(&str, &st
 
 /// Parses a list of numbers such as `0,3-5`.
 pub(crate) fn numbers(text: &str) -> Vec<u64> {
-    let range = |part: &str| {
+    try_numbers(text).unwrap_or_else(|error| panic!("{text:?}: {error}"))
+}
+
+/// Parses a list of numbers that may be of a cgroup that is being removed, whose files are empty.
+pub(crate) fn try_numbers(text: &str) -> Result<Vec<u64>, ParseIntError> {
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        first.parse().unwrap()..=last.parse().unwrap()
-    };
-    text.split(',').flat_map(range).collect()
+        numbers.extend(first.parse::<u64>()?..=last.parse()?);
+    }
+    Ok(numbers)
 }
 
 /// Asserts that the PodResources API reports the same CPUs and nodes as numaward itself.

@@ -176,7 +176,7 @@ daemon=$!
 wait_for 60 _asked 'GET /api/v1/pods'
 kill $daemon
 wait $daemon
-head -n 1 /run/asked
+grep -m 1 'GET /api/v1/pods' /run/asked
 section "in a cluster"
 mkdir -p $root/var/run/secrets/kubernetes.io/serviceaccount
 cd $root/var/run/secrets/kubernetes.io/serviceaccount
