@@ -52,8 +52,9 @@ use crate::{
 
 /// Name of the variable with the folder of the Kubernetes programs.
 const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
-/// Timeout of each wait. Emulation is slow.
-const WAIT_TIMEOUT: Duration = Duration::from_mins(10);
+/// Limits of each wait: emulation is slow, and on a busy host the machine gets a part of a CPU. The first is CPU time of the machine.
+const WAIT_CPU_TIME: Duration = Duration::from_mins(10);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(40);
 const PACE: Duration = Duration::from_secs(1);
 /// Name of the folder with the unpacked programs.
 const PROGRAMS: &str = "programs";
@@ -70,7 +71,33 @@ const SHARED: &str = "shared";
 const RESTRICTED: &str = "NUMAWARD_TOPOLOGY_MANAGER_POLICY=restricted";
 /// Arguments that wait until the rollout of the `DaemonSet` is complete.
 const ROLLOUT: [&str; 5] =
-    ["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"];
+    ["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=30m"];
+
+/// A wait for the node, with its limits.
+struct Wait<'a> {
+    node: &'a Node,
+    started: Instant,
+    cpu_time: Duration,
+}
+
+impl<'a> Wait<'a> {
+    fn new(node: &'a Node) -> Self {
+        Self { node, started: Instant::now(), cpu_time: node.cpu_time() }
+    }
+
+    /// Panics with the reason if a limit is reached.
+    #[track_caller]
+    fn assert_goes_on(&self, reason: impl Fn() -> String) {
+        let (waited, used) = (self.started.elapsed(), self.node.cpu_time().saturating_sub(self.cpu_time));
+        assert!(
+            waited < WAIT_TIMEOUT && used < WAIT_CPU_TIME,
+            "{}: not within {} s, in which the machine used {} s of CPU time",
+            reason(),
+            waited.as_secs(),
+            used.as_secs()
+        );
+    }
+}
 
 /// A running cluster. If the test fails, the logs of its parts are printed.
 struct Cluster {
@@ -139,18 +166,14 @@ impl Cluster {
 
     /// Calls `look` until it returns `Ok`.
     fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
-        let started = Instant::now();
+        let wait = Wait::new(&self.node);
         loop {
             match look() {
                 Ok(seen) => return seen,
                 Err(reason) => {
                     let ended = self.plane.ended().or(self.node.ended().then_some("the machine"));
                     assert_eq!(ended, None, "{what}: a part of the cluster has ended: {reason}");
-                    assert!(
-                        started.elapsed() < WAIT_TIMEOUT,
-                        "{what}: not within {} s: {reason}",
-                        WAIT_TIMEOUT.as_secs()
-                    );
+                    wait.assert_goes_on(|| format!("{what}: {reason}"));
                 }
             }
             thread::sleep(PACE);
@@ -177,7 +200,7 @@ impl Cluster {
     }
 
     fn delete(&self, pods: &[&str]) {
-        self.kubectl.must(&[&["delete", "pod", "--timeout=10m"], pods].concat());
+        self.kubectl.must(&[&["delete", "pod", "--timeout=30m"], pods].concat());
     }
 
     /// Returns the output of a script that runs in the cgroup folder of a container.
@@ -409,7 +432,7 @@ fn is_tried(cluster: &Cluster) {
     assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");
     cluster.node.run("! [ -e /var/lib/numaward ] && ! [ -e /run/numaward ]").unwrap();
     cluster.delete(&["tried"]);
-    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=10m"]);
+    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=30m"]);
     cluster.step("numaward was tried");
 }
 
@@ -447,7 +470,7 @@ fn are_placed(cluster: &Cluster) {
         if quotas == "max 100000\nmax 100000" { Ok(()) } else { Err(quotas) }
     });
     let (daemon, _) = cluster.daemon().unwrap();
-    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=30m"]);
     cluster.wait_for("numaward is back", || match cluster.daemon()? {
         (same, _) if same == daemon => Err("it is still there".to_owned()),
         _ => Ok(()),
@@ -590,7 +613,7 @@ fn outlive_the_kubelet(cluster: &Cluster) {
 
 /// After the drain, no guarantee is left.
 fn are_drained(cluster: &Cluster) {
-    cluster.kubectl.must(&["drain", node::NAME, "--ignore-daemonsets", "--force", "--timeout=10m"]);
+    cluster.kubectl.must(&["drain", node::NAME, "--ignore-daemonsets", "--force", "--timeout=30m"]);
     let (_, url) = cluster.daemon().unwrap();
     cluster.wait_for("there are no guarantees", || match cluster.ask(&url, "allocations")? {
         held if held["allocations"] == json!([]) => Ok(()),

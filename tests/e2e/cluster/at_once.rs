@@ -2,17 +2,13 @@
 //!
 //! The machine is overloaded, so each wait continues as long as there is progress.
 
-use std::{
-    collections::BTreeMap,
-    env, thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, env, thread, time::Duration};
 
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, ContainerPlace, MACHINE, NODES, SHARED, WAIT_TIMEOUT, burstable, condition, container,
-    guaranteed, is_installed, pod,
+    Cluster, ContainerPlace, MACHINE, NODES, SHARED, Wait, burstable, condition, container, guaranteed,
+    is_installed, pod,
 };
 use crate::containerd::{nodes, numbers};
 
@@ -77,20 +73,16 @@ impl Cluster {
 
     /// Waits until a count is zero, without a time limit as long as the count changes.
     fn wait_while_it_changes(&self, what: &str, count: impl Fn(&Self) -> Result<usize, String>) {
-        let (mut last, mut changed) = (usize::MAX, Instant::now());
+        let (mut last, mut wait) = (usize::MAX, Wait::new(&self.node));
         while last > 0 {
             if let Ok(now) = count(self)
                 && now != last
             {
-                (last, changed) = (now, Instant::now());
+                (last, wait) = (now, Wait::new(&self.node));
             }
             let ended = self.plane.ended().or(self.node.ended().then_some("the machine"));
             assert_eq!(ended, None, "{what}: a part of the cluster has ended");
-            assert!(
-                changed.elapsed() < WAIT_TIMEOUT,
-                "{what}: still {last}, as {} s ago",
-                WAIT_TIMEOUT.as_secs()
-            );
+            wait.assert_goes_on(|| format!("{what}: still {last}"));
             thread::sleep(PACE);
         }
     }

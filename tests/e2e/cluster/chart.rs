@@ -145,7 +145,7 @@ fn follows_its_group(cluster: &Cluster) {
     assert!(!reason.contains("log.level"), "the level of the log changes at once: {reason}");
     assert_eq!(cluster.daemon().unwrap().0, daemon, "the daemon is not replaced");
     cluster.step("a change of the group waits");
-    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=30m"]);
     cluster.wait_for("the change is in effect", || match degraded(cluster, "configuration")? {
         Some(reason) => Err(reason),
         None if cluster.daemon()?.0 == daemon => Err("the daemon is still there".to_owned()),

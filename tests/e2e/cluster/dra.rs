@@ -137,7 +137,7 @@ fn claim_without_room_waits(cluster: &Cluster, two: &ContainerPlace) {
     assert!(message.contains("cannot allocate all claims"), "{message}");
     assert_eq!(cluster.events("late", "FailedPrepareDynamicResources").unwrap(), [""; 0]);
     cluster.delete(&["two"]);
-    cluster.kubectl.must(&["delete", "resourceclaim", "two", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "two", "--timeout=30m"]);
     let late = wait_until_on_node(cluster, "late", 2);
     assert_eq!(late, *two, "it gets what has become free");
     cluster.step("a claim waited for room");
@@ -151,7 +151,7 @@ fn claims_outlive_restarts(cluster: &Cluster) {
     cluster.node.run("restart-containerd; until ctr version; do sleep 1; done").unwrap();
     cluster.node.run("stop-kubelet && start-kubelet").unwrap();
     let (daemon, _) = cluster.daemon().unwrap();
-    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=30m"]);
     cluster.wait_for("numaward is back", || match cluster.daemon()? {
         (same, _) if same == daemon => Err("it is still there".to_owned()),
         _ => Ok(()),
@@ -159,7 +159,7 @@ fn claims_outlive_restarts(cluster: &Cluster) {
     assert_eq!(places(), before, "no pod moves");
     // The kubelet has registered the plugin again.
     cluster.delete(&["late"]);
-    cluster.kubectl.must(&["delete", "resourceclaim", "late", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "late", "--timeout=30m"]);
     create(cluster, "next", 2);
     wait_until_on_node(cluster, "next", 2);
     cluster.step("claims outlived restarts");
@@ -168,7 +168,7 @@ fn claims_outlive_restarts(cluster: &Cluster) {
 /// While numaward is away, a pod with a claim waits with an event, and starts as soon as numaward is back.
 fn missing_plugin_is_waited_for(cluster: &Cluster) {
     cluster.delete(&["next"]);
-    cluster.kubectl.must(&["delete", "resourceclaim", "next", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "next", "--timeout=30m"]);
     let patch = |change| {
         cluster.kubectl.must(&["patch", "daemonset", "numaward", "--namespace=numaward", "--patch", change]);
     };

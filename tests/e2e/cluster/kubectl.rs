@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 
 /// Limit of a command in the format of `timeout`: longer than any wait of a command.
-const WAIT_TIMEOUT: &str = "15m";
+const WAIT_TIMEOUT: &str = "45m";
 
 /// kubectl with the administrator's kubeconfig.
 pub(super) struct Kubectl {

@@ -299,7 +299,7 @@ fn come_in_large_numbers(cluster: &Cluster) {
     let (_, url) = cluster.daemon().unwrap();
     assert_eq!(exclusive(cluster).len(), places.len());
     assert_undisturbed(cluster);
-    cluster.kubectl.must(&["delete", "pod", "--selector=many", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "pod", "--selector=many", "--timeout=30m"]);
     let places = cluster.wait_until_placed(&[UNDISTURBED_POD]);
     assert_guaranteed(cluster, &url, &places);
     cluster.step("all of them were placed");
@@ -424,7 +424,7 @@ fn are_given_back(cluster: &Cluster) {
     cluster.step("the kubelet places again");
 
     let migrate = overlay(cluster, "migrate", |text| text);
-    kubectl.must(&["delete", "--kustomize", &migrate, "--timeout=10m"]);
+    kubectl.must(&["delete", "--kustomize", &migrate, "--timeout=30m"]);
     cluster.node.run(&format!("rm -r /var/lib/numaward /run/numaward {FOLDER}/kubelet-before")).unwrap();
     assert_eq!(cluster.wait_until_placed(&[UNDISTURBED_POD, RECREATED_POD]), places);
     assert_undisturbed(cluster);

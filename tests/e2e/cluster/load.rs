@@ -1,13 +1,10 @@
 //! A load of pods that are created and deleted while a node changes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Instant,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use super::{Cluster, WAIT_TIMEOUT, condition, container, guaranteed, pod};
+use super::{Cluster, Wait, condition, container, guaranteed, pod};
 use crate::containerd::numbers;
 
 /// Label of these pods.
@@ -100,14 +97,14 @@ impl<'a> Load<'a> {
 
     /// Continues until the condition holds and then until more pods were replaced.
     pub(super) fn keep_on(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
-        let (started, before) = (Instant::now(), self.replaced);
+        let (wait, before) = (Wait::new(&self.cluster.node), self.replaced);
         let mut was_so = None;
         while was_so.is_none_or(|replaced| self.replaced < replaced + REPLACED) {
             self.replace_ready();
             if was_so.is_none() && is_so(self.cluster) {
                 was_so = Some(self.replaced);
             }
-            assert!(started.elapsed() < WAIT_TIMEOUT, "{what}: {} replaced, before {before}", self.replaced);
+            wait.assert_goes_on(|| format!("{what}: {} replaced, before {before}", self.replaced));
         }
         self.cluster.step(&format!("{what}; {} pods were replaced meanwhile", self.replaced - before));
     }
@@ -115,6 +112,6 @@ impl<'a> Load<'a> {
     /// Deletes all of the pods.
     pub(super) fn end(self) {
         let selector = format!("--selector={LABEL}");
-        self.cluster.kubectl.must(&["delete", "pod", &selector, "--timeout=10m"]);
+        self.cluster.kubectl.must(&["delete", "pod", &selector, "--timeout=30m"]);
     }
 }

@@ -181,6 +181,20 @@ impl Node {
         format!("127.0.0.1:{}", self.relays[reader as usize])
     }
 
+    /// Returns the CPU time that the machine has used so far.
+    pub(super) fn cpu_time(&self) -> Duration {
+        let ticks = || -> Option<u64> {
+            let supervisor = self.machine.as_ref()?.stopper.pid();
+            let children =
+                fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+            let stat = fs::read_to_string(format!("/proc/{}/stat", children.split(' ').next()?)).ok()?;
+            // The name before the parenthesis may contain spaces (proc(5)).
+            let (_, fields) = stat.rsplit_once(") ")?;
+            fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().ok()).sum()
+        };
+        Duration::from_millis(ticks().unwrap_or(0) * 10)
+    }
+
     /// Returns true if the machine or its script has ended.
     pub(super) fn ended(&self) -> bool {
         self.machine.as_ref().is_none_or(|machine| machine.output.is_finished())

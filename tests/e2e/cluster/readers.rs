@@ -455,7 +455,7 @@ fn are_counted_as_the_kubelet_counts(cluster: &Cluster) {
     let pods = ["whole", "several", "part", "loose"];
     cluster.delete(&pods);
     cluster.step("numaward has counted");
-    cluster.kubectl.must(&["delete", "daemonset", "numaward", "--namespace=numaward", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "daemonset", "numaward", "--namespace=numaward", "--timeout=30m"]);
     decisions::configure(cluster, "single-numa-node", "container", "5", &json!({}));
     install(cluster, "observe", str::to_owned);
     let mut theirs = count(cluster, KUBELETS_METRICS);

@@ -150,7 +150,7 @@ fn pod_of_a_job_waits(cluster: &Cluster) {
     assert_eq!(pods(cluster).unwrap(), [refused], "the pod of a Job is not evicted");
     let job = cluster.kubectl.json(&["get", "job", "late"]).unwrap();
     assert!(job["status"]["failed"].is_null(), "{job}");
-    cluster.kubectl.must(&["delete", "job", "late", "--timeout=10m"]);
+    cluster.kubectl.must(&["delete", "job", "late", "--timeout=30m"]);
     cluster.wait_for("the pod of the Job is gone", || match pods(cluster)? {
         none if none.is_empty() => Ok(()),
         some => Err(format!("{some:?}")),
@@ -213,10 +213,10 @@ fn pod_of_a_replica_set_moves(cluster: &Cluster) {
 /// With `make-room`, the pod `one` moves to the other node while it runs, so that a refused pod starts.
 fn a_running_pod_makes_room(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
-    kubectl.must(&["delete", "replicaset", "late", "--timeout=10m"]);
+    kubectl.must(&["delete", "replicaset", "late", "--timeout=30m"]);
     // Its pods are gone with it: there is no kubelet that could end them.
-    kubectl.must(&["delete", "node", EMPTY_NODE, "--timeout=10m"]);
-    kubectl.must(&["delete", "pods", "--selector", APP, "--force", "--grace-period=0", "--timeout=10m"]);
+    kubectl.must(&["delete", "node", EMPTY_NODE, "--timeout=30m"]);
+    kubectl.must(&["delete", "pods", "--selector", APP, "--force", "--grace-period=0", "--timeout=30m"]);
     let settings = ["NUMAWARD_KUBERNETES_REFUSED=make-room", "NUMAWARD_STRATEGY=native"];
     kubectl.must(&[&["set", "env", "daemonset/numaward", "--namespace=numaward"][..], &settings].concat());
     kubectl.must(&ROLLOUT);

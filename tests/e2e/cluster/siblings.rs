@@ -114,5 +114,5 @@ fn are_whole(cluster: &Cluster) {
     cluster.step(&format!("a pod was refused: {message}"));
     cluster.delete(&["odd", "core"]);
     let overlay = checkout("deploy/overlays/enforce").display().to_string();
-    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=10m"]);
+    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=30m"]);
 }
