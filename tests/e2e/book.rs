@@ -90,6 +90,7 @@ const RUNS: &[CommandExpectation] = &[
     run("numaward bugtool", RunMode::Ends, &["numaward-bugtool-"])
         .after("tar -tzf numaward-bugtool-*.tar.gz", "missing.txt"),
     run("numaward describe postgresql@17-main.service", RunMode::Ends, &["postgresql@17-main.service"]),
+    run("numaward config check", RunMode::Ends, &["valid"]),
     run("numaward doctor", RunMode::Ends, &["ok"]),
     run("numaward events -f", RunMode::Goes(20), &[" miss ", "postgresql@17-main.service"]).before("stray"),
     run("numaward exec", RunMode::Ends, &["served"]),
@@ -112,6 +113,15 @@ const RUNS: &[CommandExpectation] = &[
         &["The request fits now.", "postgresql@17-main.service"],
     )
     .after("numaward get", "80.0 MiB"),
+    run("numaward recommend", RunMode::Ends, &["WORKLOAD", "redis.service"]),
+    run("numaward recommend -o guarantees", RunMode::Ends, &[])
+        .before("mkdir -p /etc/numaward/guarantees.d")
+        .after("ls /etc/numaward/guarantees.d; rm -r /etc/numaward", "recommended-"),
+    run(
+        "numaward recommend postgresql@17-main.service",
+        RunMode::Ends,
+        &["\"workload\": \"postgresql@17-main.service\""],
+    ),
     run("numaward record", RunMode::Ends, &["moments from"])
         .before("night")
         .after("ls -l night.record", "-rw-------"),
@@ -169,6 +179,7 @@ const RUNS: &[CommandExpectation] = &[
         .after("systemctl show -p MemoryMax numaward", "MemoryMax=1073741824"),
     run("systemctl enable --now numaward", RunMode::Ends, &[])
         .after("systemctl is-enabled numaward", "enabled"),
+    run("systemctl reload numaward", RunMode::Ends, &[]).after("systemctl is-active numaward", "active"),
     run("systemctl stop numaward", RunMode::Ends, &[]).after("systemctl is-active numaward", "inactive"),
     run("systemctl stop numaward && systemctl enable --now numaward.socket", RunMode::Ends, &[])
         .after("systemctl is-active numaward numaward.socket", "active\nactive"),
@@ -188,6 +199,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("gpg ", "there is no download here: `packages::apt` verifies one"),
     ("sed 's#^URIs: ADDRESS#", "there is no download here: `packages::apt` does it"),
     ("sha256sum --check ", "there is no download here: `packages::apt` verifies one"),
+    ("numaward trial ", "there is no benchmark here: `guides::postgresql` runs one"),
     (
         "target/x86_64-unknown-linux-gnu/release/numaward ",
         "there is no checkout here: `cargo xtask screenshots` runs what the demo prints",
@@ -198,7 +210,7 @@ const NOT_HERE: &[(&str, &str)] = &[
 #[derive(Debug)]
 struct BookCommand {
     page: &'static str,
-    /// The line of the page without the comment after `#`.
+    /// The line of the page with those that continue it, without the comment after `#`.
     text: String,
 }
 
@@ -260,7 +272,7 @@ impl BookCommand {
 /// Returns the commands of the shell blocks of a page.
 fn commands(page: &'static str) -> Vec<BookCommand> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
-    let text = fs::read_to_string(path).unwrap();
+    let text = fs::read_to_string(path).unwrap().replace(" \\\n", " ");
     let blocks = text.split("\n```").skip(1).step_by(2);
     let shell =
         blocks.filter_map(|block| block.split_once('\n')).filter(|(kind, _)| ["", "sh"].contains(kind));
@@ -272,34 +284,57 @@ fn commands(page: &'static str) -> Vec<BookCommand> {
         .collect()
 }
 
+/// The commands of the book by how they are treated.
+struct BookPlan {
+    script: String,
+    run: Vec<(BookCommand, &'static CommandExpectation)>,
+    skipped: Vec<&'static str>,
+}
+
+impl BookPlan {
+    /// Returns the plan, or the commands that are in no table and the rows without a command.
+    fn new() -> Result<Self, String> {
+        let mut faults = Vec::new();
+        let mut script = include_str!("book.sh").to_owned();
+        let mut run: Vec<(BookCommand, &CommandExpectation)> = Vec::new();
+        let mut skipped = Vec::new();
+        for (page, least, before) in PAGES {
+            script = format!("{script}\nsection 'before {page}'\n{before} 2>&1\n");
+            let begun = run.len();
+            for command in commands(page) {
+                let not_here = NOT_HERE.iter().find(|(begins, _)| command.begins_with(begins));
+                match (command.run(), not_here) {
+                    (Some(how), None) => {
+                        script += &command.script(how);
+                        run.push((command, how));
+                    }
+                    (None, Some((begins, _))) => skipped.push(*begins),
+                    _ => faults.push(format!("{page}: is it run, and what is it to show? {}", command.text)),
+                }
+            }
+            let count = run.len() - begun;
+            if count < least {
+                faults.push(format!("{count} commands of {page} are run, and {least} should be"));
+            }
+        }
+        for (begins, why) in NOT_HERE.iter().filter(|(begins, _)| !skipped.contains(begins)) {
+            faults.push(format!("no page has a command {begins:?}, which is not run because {why}"));
+        }
+        if faults.is_empty() { Ok(Self { script, run, skipped }) } else { Err(faults.join("\n")) }
+    }
+}
+
+#[test]
+fn each_command_is_in_a_table() {
+    let Some(_bench) = TestEnvironment::open() else { return };
+    let plan = BookPlan::new().unwrap_or_else(|faults| panic!("{faults}"));
+    println!("{} commands are run, and {} not", plan.run.len(), plan.skipped.len());
+}
+
 #[test]
 fn book_commands_do_what_pages_say() {
     let Some(bench) = TestEnvironment::open() else { return };
-    let mut faults = Vec::new();
-    let mut script = include_str!("book.sh").to_owned();
-    let mut run: Vec<(BookCommand, &CommandExpectation)> = Vec::new();
-    let mut skipped = Vec::new();
-    for (page, least, before) in PAGES {
-        script = format!("{script}\nsection 'before {page}'\n{before} 2>&1\n");
-        let begun = run.len();
-        for command in commands(page) {
-            let not_here = NOT_HERE.iter().find(|(begins, _)| command.begins_with(begins));
-            match (command.run(), not_here) {
-                (Some(how), None) => {
-                    script += &command.script(how);
-                    run.push((command, how));
-                }
-                (None, Some((begins, _))) => skipped.push(*begins),
-                _ => faults.push(format!("{page}: is it run, and what is it to show? {}", command.text)),
-            }
-        }
-        let count = run.len() - begun;
-        assert!(count >= least, "{count} commands of {page} are run, and {least} should be");
-    }
-    for (begins, why) in NOT_HERE.iter().filter(|(begins, _)| !skipped.contains(begins)) {
-        faults.push(format!("no page has a command {begins:?}, which is not run because {why}"));
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    let BookPlan { script, run, .. } = BookPlan::new().unwrap_or_else(|faults| panic!("{faults}"));
 
     let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let machine = GuestTopology::parse(None, Some("8,2"), Some("1536M,768M"), None).unwrap();
@@ -326,6 +361,5 @@ fn book_commands_do_what_pages_say() {
     });
     let report = boot(&vm, &script);
     let faults: Vec<_> = run.iter().filter_map(|(command, how)| command.fault(how, &report)).collect();
-    eprintln!("{} commands were run, and {} not", run.len(), skipped.len());
     assert!(faults.is_empty(), "{}", faults.join("\n\n"));
 }

@@ -104,6 +104,7 @@ const fn cluster(test: &'static str) -> TestRow {
 pub(crate) const ROWS: &[TestRow] = &[
     row("answers::answers_runtime_while_it_waits", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),
     row("book::book_commands_do_what_pages_say", &[(Rest, &["6.12"])]),
+    row("book::each_command_is_in_a_table", &[(CI, &["6.12"])]),
     row("budgets::budgets_let_workloads_share_a_node", &[(CI, &["6.12"]), (Rest, &["6.1"])]),
     row("cgroup_v1::observes_by_v2_or_names_the_reason", &[(CI, &["5.10"])]),
     row("chaos::reports_match_kernel_after_faults", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),
