@@ -30,8 +30,10 @@ impl Guide {
             .limit(Duration::from_hours(1));
         let report = boot(&add(vm), &format!("{}\n{}", include_str!("guides/common.sh"), self.script));
         // Prints the tables, which are copied into the page.
-        for top in report.to_string().lines().filter_map(|line| line.strip_prefix("=== top ")) {
-            println!("{top}:\n{}", report.section(&format!("top {top}")));
+        let sections = report.to_string();
+        let sections = sections.lines().filter_map(|line| line.strip_prefix("=== "));
+        for section in sections.filter(|section| section.starts_with("top ") || *section == "trial") {
+            println!("{section}:\n{}", report.section(section));
         }
         Some(GuideRun { report, workload: self.workload })
     }
@@ -135,6 +137,24 @@ impl GuideRun {
         (of("on"), of("off"))
     }
 
+    /// Asserts that the trial has compared as many runs, missed no page, and has left no guarantee. An emulated machine has no figures
+    /// of a gain.
+    fn assert_trial(&self, figure: &str) {
+        let trial = self.report.section("trial");
+        for text in [format!("{}, {figure}, 6 rounds: ", self.workload), "95 % interval: ".to_owned()] {
+            assert!(trial.contains(&text), "no {text:?}:\n{trial}");
+        }
+        for arm in ["with ", "without "] {
+            let row = trial.lines().find(|line| line.starts_with(arm)).unwrap();
+            let fields: Vec<_> = row.split_whitespace().collect();
+            assert!(fields[1].parse::<f64>().unwrap() > 0.0, "{row}");
+            let missed = if arm == "with " { "0 B" } else { "-" };
+            assert!(row.trim_end().ends_with(missed), "{row}");
+        }
+        let left = self.report.section("left by the trial");
+        assert!(!left.contains(self.workload), "{left}");
+    }
+
     /// Asserts that at least `percent` of the memory and at least `bytes` are on the guaranteed nodes.
     fn assert_kept(&self, look: &str, percent: u64, bytes: u64) {
         let (on, off) = self.on_and_off(look, "memory");
@@ -168,6 +188,7 @@ fn postgresql() {
     assert!(after.estimate.unwrap() <= 3 && after.on(1) >= 98, "{after:?}");
     found.assert_kept("after", 98, 64 * MIB);
     assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
+    found.assert_trial("tps =");
 }
 
 #[test]
@@ -186,6 +207,7 @@ fn redis() {
     assert!(after.estimate.unwrap() <= 15, "{after:?}");
     found.assert_kept("after", 85, 48 * MIB);
     assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
+    found.assert_trial("SET:");
 }
 
 #[test]

@@ -35,7 +35,7 @@ const DAEMON_PORT: u16 = 9560;
 const TOKEN: &str = "target/demo.token";
 /// Command that fixes the demo's workload.
 pub(crate) const FIX: [&str; 8] =
-    ["guarantee", "/database", "--cpus", "1", "--memory", "160Mi", "--node", "0"];
+    ["guarantee", "/database", "--cpus", "1", "--memory", "384Mi", "--node", "1"];
 /// Maximum duration: a week, in seconds.
 const MAX_SECONDS: u64 = 7 * 24 * 3600;
 /// The time limit of the boot and of the daemon's start in seconds, on a busy host.
@@ -83,11 +83,10 @@ pub(crate) fn boot(
     programs: &[(String, PathBuf)],
     address: SocketAddr,
 ) -> Result<RunningVm> {
-    // Two pairs of nodes. Node 0 has CPUs to spare for two guarantees.
     let machine = GuestTopology::parse(
         Some(4),
-        Some("3,1,1,1"),
-        Some("1G,512M,512M,512M"),
+        Some("2,2,2,2"),
+        Some("1G,1G,1G,1G"),
         Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
     )?;
     let seconds = arguments.seconds.unwrap_or(MAX_SECONDS);

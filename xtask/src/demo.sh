@@ -19,9 +19,9 @@ workload() {
         numaward-load --cgroup "$cgroup" "$@" >/dev/null || break
     done &
 }
-workload cache --size 64M --hold 3 --cpus 3
-workload analytics --size 64M --hold 3 --cpus 5 --policy interleave:0-3
-workload inference --size 64M --hold 3 --cpus 4 --kind thp
+workload cache --size 192M --hold 15 --cpus 3
+workload analytics --size 256M --hold 20 --cpus 6 --policy interleave:0-3
+workload inference --size 384M --hold 15 --cpus 4 --kind thp
 # What one node has loaded is used by another. The kernel samples that, sooner than it usually does, and moves the pages.
 sampling=/sys/kernel/debug/sched/numa_balancing
 echo 1 >/proc/sys/kernel/numa_balancing
@@ -36,7 +36,7 @@ while :; do
     # What it prints first comes when all is loaded.
     numaward-load --cgroup $reports --size 16M --cpus 3 --walk --hold 15 | {
         read -r _
-        echo 5 >$reports/cpuset.cpus
+        echo 7 >$reports/cpuset.cpus
         cat >/dev/null
     }
 done &
@@ -46,17 +46,17 @@ until wget -q -O /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null; do
     sleep 0.2
 done
 # One with a guarantee, in a cgroup that the daemon makes for it.
-numaward exec --name guarded --cpus 1 --memory 160Mi --node 0 -- \
-    sh -c 'while numaward-load --size 64M --hold 3; do :; done' >/dev/null &
+numaward exec --name guarded --cpus 1 --memory 320Mi --node 0 -- \
+    sh -c 'while numaward-load --size 256M --hold 15; do :; done' >/dev/null &
 until grep -q . $cgroups/numaward/guarded/cpuset.cpus 2>/dev/null; do
     kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }
     sleep 0.2
 done
-# The one that is wrong: somebody has put it on a CPU that is another's, and its memory two hops away.
+# The one that is wrong: it runs on the exclusive CPU of another workload, and its memory is two hops away.
 mkdir $cgroups/database
 cat $cgroups/numaward/guarded/cpuset.cpus >$cgroups/database/cpuset.cpus
 echo 3 >$cgroups/database/cpuset.mems
-workload database --size 64M --hold 3
+workload database --size 320M --hold 15
 
 while [ "$seconds" -gt 0 ]; do
     kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }

@@ -51,4 +51,9 @@ look "after"
 wait $asks || fail "pgbench: $(cat /tmp/asks)"
 section "describe"
 numaward describe postgresql@17-main.service
+section "trial"
+numaward release postgresql@17-main.service
+numaward trial postgresql@17-main.service --cpus 2 --memory 384Mi --rounds 6 --after "tps =" --prepare "systemctl restart postgresql@17-main && sleep 5" -- runuser -u postgres -- pgbench -n -S -c 4 -T 5
+section "left by the trial"
+numaward get guarantees
 log

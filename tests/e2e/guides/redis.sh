@@ -35,4 +35,9 @@ numaward top --once --filter redis
 look "after"
 section "describe"
 numaward describe redis-server.service
+section "trial"
+numaward release redis-server.service
+numaward trial redis-server.service --cpus 1 --memory 256Mi --node 1 --rounds 6 --after "SET:" --prepare "redis-cli flushall && systemctl restart redis-server" -- redis-benchmark -q -t set -n 20000 -r 20000 -d 1024 -P 16
+section "left by the trial"
+numaward get guarantees
 log

@@ -753,7 +753,12 @@ fn trial(connection: &ConnectionArgs, args: TrialArgs) -> anyhow::Result<ExitCod
         prepare: args.prepare,
         settle: args.settle.0,
     };
-    let trial = runtime()?.block_on(trial::run(&server, &request, &benchmark))?;
+    let runtime = runtime()?;
+    let dry = runtime.block_on(trial::dry_run(&server, &request))?;
+    if !dry.admitted {
+        return print_dry_run(args.output, &dry);
+    }
+    let trial = runtime.block_on(trial::run(&server, &request, &benchmark))?;
     print(args.output, &trial, trial::render)
 }
 

@@ -90,13 +90,11 @@ impl Difference {
     }
 }
 
-/// Runs a trial. The workload of the request must have no guarantee.
-pub(crate) async fn run(
+/// Returns the decision about the guarantee of the trial. The workload of the request must have none.
+pub(crate) async fn dry_run(
     server: &Server,
     request: &api::AllocationRequest,
-    benchmark: &Benchmark,
-) -> anyhow::Result<Trial> {
-    let mut exit_signals = ExitSignals::new()?;
+) -> anyhow::Result<api::DryRun> {
     let held = server.allocations().await?;
     if let Some(held) =
         held.allocations.iter().find(|held| held.name == request.name || held.target == request.target)
@@ -107,6 +105,16 @@ pub(crate) async fn run(
         };
         bail!("{} has a guarantee: {hint}", held.name);
     }
+    Ok(server.dry_run(request).await?)
+}
+
+/// Runs a trial. The workload of the request must have no guarantee.
+pub(crate) async fn run(
+    server: &Server,
+    request: &api::AllocationRequest,
+    benchmark: &Benchmark,
+) -> anyhow::Result<Trial> {
+    let mut exit_signals = ExitSignals::new()?;
     let outcome = tokio::select! {
         outcome = run_rounds(server, request, benchmark) => outcome,
         () = exit_signals.next() => Err(anyhow::anyhow!("interrupted")),

@@ -96,7 +96,7 @@ pub struct Dra {
     /// The folder of the container runtime for specifications of the Container Device Interface (CDI).
     #[educe(Default(expression = PathBuf::from("/var/run/cdi")))]
     pub cdi_directory: PathBuf,
-    /// The handling of claims of these devices as requests of the Kubernetes node.
+    /// The counting of claims of these devices as requests of the Kubernetes node.
     pub node_allocatable: NodeAllocatable,
 }
 

@@ -77,7 +77,7 @@ pub struct Config {
     /// The socket for requests for guarantees. Only root and the daemon's own user may connect.
     #[educe(Default(expression = PathBuf::from("/run/numaward/control.sock")))]
     pub control_socket: PathBuf,
-    /// Changes of allocations over TCP.
+    /// Changes of guarantees over TCP.
     pub control: Control,
     /// The directory of the ledger.
     #[educe(Default(expression = PathBuf::from("/var/lib/numaward")))]
@@ -98,8 +98,8 @@ pub struct Config {
     /// determines whether workloads are throttled; other gates are ignored. Default: with the strategy `kubelet` as in the
     /// kubelet; with `native`, all options are accepted.
     pub feature_gates: BTreeMap<String, bool>,
-    /// The use of memory-only nodes if a policy prefers few nodes: they count with the nearest node with CPUs, or as
-    /// separate nodes. Only for the strategy `native`.
+    /// The way to count memory-only nodes: together with the nearest node that has CPUs (`attached`), or separately (`strict`). Only
+    /// for the strategy `native`.
     pub tiers: Tiers,
     /// The type of memory of each node: `dram`, `hbm` or `cxl`. Default: from the kernel's memory tiers; without tiers,
     /// `dram` for nodes with CPUs. A request for a type of memory uses no node of an unknown type. Only for the
@@ -118,13 +118,13 @@ pub struct Config {
     pub cpu_manager_policy: Option<CpuManagerPolicy>,
     /// Options of the CPU policy, as in Kubernetes.
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// CPUs that are never exclusive. Default: beside a kubelet that reserves CPUs, the same; else the first core, unless a
-    /// reservation below specifies the number.
+    /// CPUs that are never exclusive. Default: beside a kubelet that reserves CPUs, the same; else as many as `kubeReserved` and
+    /// `systemReserved` reserve, or the first core.
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: Option<CpuList>,
     /// The topology policy: how CPUs and memory must be aligned to nodes. Default: `restricted`.
     pub topology_manager_policy: Option<TopologyManagerPolicy>,
-    /// The scope of this alignment. Default: `container`.
+    /// The unit of the alignment: each `container` by itself, or the `pod` as a whole. Default: `container`.
     pub topology_manager_scope: Option<TopologyManagerScope>,
     /// Options of the topology policy, as in Kubernetes.
     pub topology_manager_policy_options: BTreeMap<String, String>,
@@ -134,7 +134,7 @@ pub struct Config {
     /// this share of the difference between guarantee and limit. Default: no throttling; 0.9, as in Kubernetes, if
     /// `featureGates` has `MemoryQoS`.
     pub memory_throttling_factor: Option<Factor>,
-    /// The version of Kubernetes that this formula is taken from.
+    /// The formula of `memory.high`, named after the version of Kubernetes that introduced it.
     #[serde(deserialize_with = "version")]
     pub memory_throttling_formula: ThrottlingFormula,
     /// Help for throttled workloads.
@@ -391,7 +391,7 @@ pub struct RemoteEstimate {
 pub struct CallChains {
     /// Records call chains.
     pub enabled: bool,
-    /// The number of remote pages for which one chain is recorded, on each CPU.
+    /// One call chain is recorded per this many remote pages on each CPU.
     #[schemars(range(min = 1, max = 1_048_576))]
     #[educe(Default = 64)]
     pub sample_every: u32,

@@ -36,8 +36,7 @@ pub struct Tls {
     /// Revocation lists of these authorities (X.509 CRL, RFC 5280), as PEM. If an authority has no list here, none of
     /// its certificates is accepted. An outdated list still applies.
     pub client_crl_file: Option<PathBuf>,
-    /// DNS names of which a client certificate must have at least one. Default: any certificate of the authorities is
-    /// accepted.
+    /// Accepted DNS names in client certificates. Default: any certificate of the authorities is accepted.
     pub client_names: Option<Vec<String>>,
 }
 

@@ -90,14 +90,12 @@ pub enum Interrupts {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct IsolationSettings {
-    /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`. For a workload that
-    /// requests it (`isolate`), isolation is active in each of the three modes.
+    /// Isolation of exclusive CPUs from other workloads: `off`, `dry-run` (reported, not written) or `on`. `enforcement.mode` is the
+    /// upper limit. `isolate` of a workload applies in each of the three modes.
     #[educe(Default(expression = EnforcementMode::DryRun))]
     pub mode: EnforcementMode,
-    /// Cgroups that keep all CPUs, as patterns: `*` matches any text without a slash, `**` any number of levels. All
-    /// other cgroups are confined at the highest possible level; if a cgroup further down is exempt, its siblings are
-    /// confined one by one. Default: the init process, `/init.scope`. Kernel threads and processes in the root cgroup
-    /// cannot be confined.
+    /// Patterns of cgroups that keep all CPUs: `*` matches any text without a slash, `**` any number of levels. All others are limited
+    /// to the shared pool; kernel threads and processes in the root cgroup cannot be. Default: the init process, `/init.scope`.
     #[educe(Default(expression = CgroupPattern::new("/init.scope").into_iter().collect()))]
     pub system_slices: Vec<CgroupPattern>,
 }

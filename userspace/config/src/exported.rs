@@ -24,8 +24,8 @@ pub struct ExportedMetrics {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MetricFilter {
-    /// Patterns of exported names: `*` matches any text, `?` one character, `[ab]` one of these characters. Default:
-    /// all names.
+    /// Patterns of exported names, such as `numaward_dram_*` or `shop/*`: `*` matches any text, `?` one character, `[ab]` one of
+    /// these characters. Default: all names.
     pub allow: Vec<NamePattern>,
     /// Patterns of names that are not exported, even if `allow` matches them.
     pub deny: Vec<NamePattern>,
@@ -65,7 +65,7 @@ impl FromStr for NamePattern {
 
 serde_as_text!(NamePattern);
 
-inline_schema!(NamePattern, { "type": "string", "minLength": 1, "examples": ["numaward_dram_*"] });
+inline_schema!(NamePattern, { "type": "string", "minLength": 1 });
 
 /// Returns warnings about patterns that cannot match any metric name.
 pub(super) fn warnings(exported: &ExportedMetrics) -> Vec<String> {

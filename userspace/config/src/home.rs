@@ -38,7 +38,7 @@ pub struct Home {
     /// Cgroups that may be placed, as patterns: `*` matches any text without a slash, `**` any number of levels.
     /// Default: all.
     pub include: Vec<CgroupPattern>,
-    /// Cgroups that are never placed, as such patterns. Default: services that are needed to reach the host and to run
+    /// Patterns, as of `include`, of cgroups that are never placed. Default: services that are needed to reach the host and to run
     /// workloads.
     #[educe(Default(expression = essential_services()))]
     pub exclude: Vec<CgroupPattern>,
@@ -71,8 +71,8 @@ pub struct Home {
     /// The time for which a successful placement is kept, regardless of accesses.
     #[educe(Default(expression = Interval(Duration::from_mins(30))))]
     pub cool_down: Interval,
-    /// The time for which a workload is not placed again after its placement was reverted. It doubles with each further
-    /// time, up to 64 times.
+    /// The time for which a workload is not placed again after its placement was reverted. It doubles after each further revert, up
+    /// to 64 times this value.
     #[educe(Default(expression = Interval(Duration::from_mins(30))))]
     pub back_off: Interval,
 }

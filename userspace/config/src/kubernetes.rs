@@ -46,7 +46,7 @@ pub struct Kubernetes {
     #[schemars(with = "Option<String>", example = &"numaward.io/not-ready")]
     pub startup_taint: Option<TaintKey>,
     /// The namespaces whose pods are placed. In other namespaces, all pods count as `numaward.io/placement: shared`: they
-    /// have no exclusive CPUs, and no memory on nodes. Default: the pods of all namespaces are placed.
+    /// get no exclusive CPUs and no guaranteed memory. Default: the pods of all namespaces are placed.
     pub placement_namespaces: Option<BTreeSet<String>>,
     /// Namespaces in which pods may opt out with the annotation `numaward.io/placement: off`. A container that opts out
     /// may run on all CPUs, even on exclusive CPUs of other workloads. In other namespaces, `off` counts as `shared`.

@@ -160,5 +160,5 @@ inline_schema!(DutyCycle, {
 inline_schema!(HttpUrl, {
     "type": "string",
     "pattern": r"^https?://.+$",
-    "examples": ["https://alerts.example.com/hook"],
+    "examples": ["https://metrics.example.com"],
 });

@@ -39,7 +39,7 @@ pub enum AdmissionError {
     /// The engine cannot resize the guarantee.
     #[error(transparent)]
     Resize(#[from] ResizeError),
-    #[error("there is no allocation named {0:?}")]
+    #[error("there is no guarantee named {0:?}")]
     Unknown(String),
     /// The settings cannot be enforced; nothing was written.
     #[error("the settings cannot be enforced, and nothing was changed: {0}")]

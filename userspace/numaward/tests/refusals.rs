@@ -243,6 +243,12 @@ async fn trial_leaves_no_guarantee() {
         assert!(code == 1 && said.contains(words) && is_free(), "{said}");
     }
 
+    let begun = host.dir.path().join("begun");
+    let script = format!("touch {}", begun.display());
+    let (code, said) = run(server, &["trial", "/batch", "--cpus", "100", "--", "sh", "-c", &script]);
+    assert!(code == 3 && said.starts_with("would be refused: CPUs: 100 requested, 7 free"), "{said}");
+    assert!(!begun.exists(), "no benchmark runs");
+
     let prepared = host.dir.path().join("prepared");
     let prepare = format!("head -n 1 {} >>{}", knob.display(), prepared.display());
     let (code, said) =
@@ -252,7 +258,6 @@ async fn trial_leaves_no_guarantee() {
     let (code, said) = run(server, &[&["trial", "--prepare", "exit 7"], &trial[1..], &["true"]].concat());
     assert!(code == 1 && said.contains("round 1: the command before each run, \"exit 7\", failed"), "{said}");
 
-    let begun = host.dir.path().join("begun");
     let wait = format!("touch {} && exec sleep 60", begun.display());
     let script = format!("head -n 1 {} | grep -qx 1 && {wait}; echo tps 5", knob.display());
     for signal in [Signal::TERM, Signal::HUP] {
