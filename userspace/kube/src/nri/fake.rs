@@ -21,7 +21,10 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -175,6 +178,8 @@ struct Inner {
     config: FakeRuntimeConfig,
     /// Serializes calls to and from plugins.
     lock: Lock<()>,
+    /// Serializes the handshakes, as in all real runtimes: a further connection is accepted after the end of the previous handshake.
+    accepting: Lock<()>,
     state: Mutex<FakeRuntimeState>,
     /// Index and name of each synchronized plugin.
     names: watch::Sender<BTreeSet<String>>,
@@ -210,6 +215,7 @@ impl FakeRuntime {
         let inner = Inner {
             config,
             lock: Lock::default(),
+            accepting: Lock::default(),
             state: Mutex::default(),
             names: watch::Sender::default(),
             stop: stop.clone(),
@@ -647,6 +653,8 @@ impl Inner {
 
     /// Serves a plugin until its connection is closed.
     async fn serve<S: AsyncRead + AsyncWrite + Send + 'static>(&self, stream: S) {
+        let accepting = Mutex::new(Some(self.accepting.lock().await));
+        let is_configured = AtomicBool::new(false);
         let (reader, writer) = tokio::io::split(stream);
         let (link, writing) = Link::new(Connection::Plugin, encode_as_go, writer);
         let link = Arc::new(link);
@@ -659,11 +667,16 @@ impl Inner {
             why = read_frames(reader, &to_answers, &to_calls) => why,
             why = read_answers(&link, BufferedReader::new(answers)) => why,
             why = self.serve_calls(&link, BufferedReader::new(calls), &registered) => why,
-            why = self.shake_hands(&link, is_registered, &name) => why,
+            why = self.shake_hands(&link, is_registered, &name, &is_configured, &accepting) => why,
             () = link.closed.cancelled() => "the connection was closed".to_owned(),
         };
         let name = name.lock().clone();
         self.disconnect(&name, &link, &end);
+        let unfinished = accepting.lock().take();
+        if unfinished.is_some() && is_configured.load(Ordering::Relaxed) {
+            // The runtime does not notice the end of the connection while it waits for its lock.
+            drop(self.lock().await);
+        }
     }
 
     /// Runs the handshake. Returns the reason if it failed, and never returns if it succeeded.
@@ -672,6 +685,8 @@ impl Inner {
         link: &Arc<Link>,
         mut registered: watch::Receiver<Option<messages::RegisterPluginRequest>>,
         name: &Mutex<String>,
+        is_configured: &AtomicBool,
+        accepting: &Mutex<Option<tokio::sync::MutexGuard<'_, ()>>>,
     ) -> String {
         let config = &self.config;
         let registration =
@@ -701,6 +716,7 @@ impl Inner {
             }
             Err(error) => return format!("failed to configure plugin: {error}"),
         };
+        is_configured.store(true, Ordering::Relaxed);
         let lock = self.lock().await;
         match self.synchronize(link).await {
             Ok(updates) => drop(self.apply(&updates)),
@@ -711,6 +727,7 @@ impl Inner {
         self.state.lock().plugins.insert(full_name.clone(), peer);
         self.names.send_if_modified(|names| names.insert(full_name));
         drop(lock);
+        accepting.lock().take();
         std::future::pending().await
     }
 

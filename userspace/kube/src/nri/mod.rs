@@ -219,7 +219,7 @@ pub enum Disconnect {
         /// Error of the connection attempt.
         source: io::Error,
     },
-    /// The runtime rejected the registration.
+    /// The runtime rejected the registration, or did not answer it.
     #[error("the runtime did not register the plugin: {0}")]
     Register(CallError),
     /// The runtime did not continue the handshake.
@@ -331,7 +331,9 @@ impl<H: Handler> Plugin<H> {
                 waits = backoff.build();
             }
             let wait = match end {
-                Disconnect::Handshake { .. } => HANDSHAKE_RETRY_DELAY,
+                Disconnect::Handshake { .. } | Disconnect::Register(CallError::Timeout(_)) => {
+                    HANDSHAKE_RETRY_DELAY
+                }
                 _ => waits.next().unwrap_or_default(),
             };
             // A repeated failure is logged once.

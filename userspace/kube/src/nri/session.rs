@@ -46,14 +46,14 @@ const MAX_CALLS: usize = 64;
 const MAX_OBJECTS: usize = 1 << 16;
 /// Maximum size of the stored pods and containers, in encoded bytes. Further ones are skipped.
 const MAX_SNAPSHOT_BYTES: usize = 64 << 20;
-/// Longest time from connecting until the runtime has registered and configured the plugin. The runtime disconnects
-/// after it.
-const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time from `Configure` until all running pods are reported. The runtime first finishes pending calls; in containerd this may
-/// be the stop of a container with a long grace period. Another attempt would wait behind this one.
-const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_hours(2);
-/// Time from `Configure` after which the log says that the runtime is late.
-const LATE_SYNCHRONIZE: Duration = Duration::from_secs(10);
+/// Longest time from the answer to the registration until the runtime has configured the plugin. The runtime disconnects after it.
+const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time until the runtime answers the registration, and from `Configure` until all running pods are reported. The runtime
+/// accepts one connection after the other and first finishes pending calls; in containerd this may be the stop of a container with
+/// a long grace period. Another attempt would wait behind this one.
+const BUSY_RUNTIME_TIMEOUT: Duration = Duration::from_hours(2);
+/// Time in each of these steps after which the log says that the runtime is late.
+const LATE_STEP: Duration = Duration::from_secs(10);
 /// Time before the deadline at which an answer must be sent; at most half of the time allowed.
 const ANSWER_MARGIN: Duration = Duration::from_millis(500);
 /// The runtime's default timeout for an answer, which it reports as zero.
@@ -208,38 +208,47 @@ fn read_both(
     Ok((read_pod(call, pod)?, container))
 }
 
+/// Waits for a step of the handshake. Logs `problem` if the runtime is late.
+async fn warn_if_late<T>(problem: &str, step: impl Future<Output = T>) -> T {
+    let mut step = pin!(step);
+    if let Ok(done) = tokio::time::timeout(LATE_STEP, &mut step).await {
+        return done;
+    }
+    tracing::warn!(
+        "NRI: the runtime {problem} yet. containerd first finishes the stops of containers, and starts no container meanwhile \
+         (containerd/containerd#14083)"
+    );
+    step.await
+}
+
 impl<H: Handler> Session<H> {
     async fn shake_hands(&self) -> Disconnect {
         let options = &self.shared.options;
-        let within = REGISTRATION_TIMEOUT;
-        let deadline = Instant::now() + within;
         let request = messages::RegisterPluginRequest {
             plugin_name: options.plugin.plugin_name.to_string(),
             plugin_idx: options.plugin.plugin_index.to_string(),
         };
-        match self.link.call::<_, ()>(RUNTIME_SERVICE, "RegisterPlugin", &request, within).await {
+        let within = BUSY_RUNTIME_TIMEOUT;
+        let registration = self.link.call::<_, ()>(RUNTIME_SERVICE, "RegisterPlugin", &request, within);
+        match warn_if_late("does not answer the registration", registration).await {
             Ok(()) => {}
             // The task that closed the link returns the cause.
             Err(CallError::Closed) => return std::future::pending().await,
             Err(error) => return Disconnect::Register(error),
         }
         let mut stage = self.stage.subscribe();
+        let within = CONFIGURE_TIMEOUT;
         let configured = stage.wait_for(|&stage| stage >= HandshakeStage::Configured);
-        if tokio::time::timeout_at(deadline, configured).await.is_err() {
+        if tokio::time::timeout(within, configured).await.is_err() {
             return Disconnect::Handshake { awaited: "Configure", within };
         }
-        let within = SYNCHRONIZE_TIMEOUT;
-        let started = tokio::time::timeout(
-            LATE_SYNCHRONIZE,
-            stage.wait_for(|&stage| stage >= HandshakeStage::Synchronizing),
-        );
-        if started.await.is_err() {
-            tracing::warn!(
-                "NRI: the runtime does not report its containers yet. containerd first finishes the stops of containers, and starts no \
-                 container meanwhile (containerd/containerd#14083)"
-            );
-        }
-        let synchronized = stage.wait_for(|&stage| stage == HandshakeStage::Synchronized);
+        let within = BUSY_RUNTIME_TIMEOUT;
+        let synchronized = async {
+            let started =
+                async { stage.wait_for(|&stage| stage >= HandshakeStage::Synchronizing).await.is_ok() };
+            let started = warn_if_late("does not report its containers", started).await;
+            started && stage.wait_for(|&stage| stage == HandshakeStage::Synchronized).await.is_ok()
+        };
         if tokio::time::timeout(within, synchronized).await.is_err() {
             return Disconnect::Handshake { awaited: "Synchronize", within };
         }
