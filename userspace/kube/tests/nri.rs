@@ -805,6 +805,24 @@ async fn parts_share_one_deadline() {
     assert_eq!(rig.allocator.no_answers(), [(Call::Synchronize, None, late)]);
 }
 
+/// A snapshot is compared even if its answer is late: the runtime sends no other one. What happens later comes later.
+#[tokio::test(start_paused = true)]
+async fn late_comparison_is_completed() {
+    let rig = Rig::new(FakeRuntimeConfig::containerd_2_1(online())).await;
+    rig.allocator.records().snapshots.clear();
+    rig.behavior(Behavior::Slow(Duration::from_secs(2)));
+    // Field 2: a container with the id "x".
+    rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", b"\x12\x03\x0a\x01x").await.unwrap();
+    assert!(matches!(rig.allocator.no_answers()[..], [(Call::Synchronize, None, NoAnswerReason::Late(_))]));
+    assert!(rig.allocator.records().snapshots.is_empty());
+    rig.behavior(Behavior::Place);
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    let snapshots: Vec<_> =
+        rig.allocator.records().snapshots.iter().map(|found| found.containers.len()).collect();
+    assert_eq!(snapshots, [1], "the pod waits for it");
+    assert_eq!(rig.allocator.no_answers().len(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn messages_may_exceed_read_buffer() {
     let runtime = FakeRuntime::new(FakeRuntimeConfig::containerd_2_1(online()));

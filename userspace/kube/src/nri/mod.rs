@@ -44,7 +44,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
-    sync::watch,
+    sync::{RwLock, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -83,6 +83,8 @@ pub trait Handler: Send + Sync + 'static {
     fn online(&self) -> Online;
 
     /// Handles a new connection; `snapshot` lists all running pods and containers. The answer pins the unpinned ones.
+    ///
+    /// Not dropped if it is late, because the runtime reports its containers only once. Later calls wait for its end.
     fn synchronize(&self, snapshot: Snapshot) -> impl Future<Output = Vec<Update>> + Send;
 
     /// Handles the start of a pod's sandbox. A refusal fails the pod. No settings can be returned.
@@ -267,6 +269,9 @@ struct PluginState<H> {
     status: watch::Sender<Status>,
     /// Name and version of the runtime that closed the connection after a subscription to more than the basic events.
     knows_only_basic_events: Mutex<Option<(String, String)>>,
+    /// Held for writing while the handler compares a snapshot with its state. The handler gets no other call meanwhile: to a call of
+    /// a later moment, the snapshot would be outdated.
+    comparison: Arc<RwLock<()>>,
 }
 
 /// NRI plugin that reconnects automatically.
@@ -283,6 +288,7 @@ impl<H: Handler> Plugin<H> {
                 handler,
                 status: watch::Sender::default(),
                 knows_only_basic_events: Mutex::default(),
+                comparison: Arc::default(),
             }),
         }
     }

@@ -366,7 +366,12 @@ impl<H: Handler> Session<H> {
         answer: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, NoAnswerReason> {
         let asked = Instant::now();
-        let mut task = AbortOnDropHandle::new(tokio::spawn(answer.boxed()));
+        let comparison = Arc::clone(&self.shared.comparison);
+        let in_turn = async move {
+            drop(comparison.read().await);
+            answer.await
+        };
+        let mut task = AbortOnDropHandle::new(tokio::spawn(in_turn.boxed()));
         tokio::select! {
             biased;
             answer = &mut task => answer.map_err(|_| NoAnswerReason::HandlerPanicked),
@@ -514,7 +519,19 @@ impl<H: Handler> Session<H> {
             reason: NoAnswerReason::ConnectionLost,
         };
         let handler = Arc::clone(&self.shared.handler);
-        let says = async move { Ok(handler.synchronize(snapshot).await) };
+        let turn = Arc::clone(&self.shared.comparison).write_owned().await;
+        // Without a deadline: the task continues if its answer is late.
+        let comparing = tokio::spawn(async move {
+            let updates = handler.synchronize(snapshot).await;
+            drop(turn);
+            updates
+        });
+        let says = async move {
+            comparing.await.or_else(|error| match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_stopped) => Ok(Vec::new()),
+            })
+        };
         let answer = self.answer(lost, deadline, says, |updates| self.updates(&updates)).await;
         OutgoingAnswer { sent: Some(HandshakeStage::Synchronized), ..answer }
     }
