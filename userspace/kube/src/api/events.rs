@@ -94,7 +94,7 @@ impl EventRecorder {
     pub(super) fn new(client: Client, node: &str, metrics: ApiMetrics) -> Self {
         let instance = Some(shortened(node, MAX_INSTANCE_BYTES));
         let reporter = Reporter { controller: COMPONENT.to_owned(), instance };
-        Self { recorder: Recorder::new(limited(client, RATE_LIMIT, || {}), reporter), metrics }
+        Self { recorder: Recorder::new(limited(client, RATE_LIMIT), reporter), metrics }
     }
 
     /// Creates an event, or increases the count of an equal one. A failure is counted and logged.

@@ -23,6 +23,7 @@ mod events;
 mod evictions;
 #[cfg(feature = "testing")]
 pub mod fake;
+mod list;
 mod metrics;
 mod node;
 pub(crate) mod object;
@@ -54,7 +55,6 @@ use tower::{
     limit::{RateLimit, rate::Rate},
 };
 
-use self::events::EventRecorder;
 pub use self::{
     claims::{ClaimReader, ClaimedDevice, DevicePlace, DevicesByContainer},
     convert::StoredPod,
@@ -65,6 +65,7 @@ pub use self::{
     pods::Pods,
     taint::{TaintRemover, TaintTiming},
 };
+use self::{events::EventRecorder, list::Streamed};
 pub(crate) use self::{metrics::Operation, node::node_uid};
 
 /// Parses a pod of the Kubernetes node `n` from the API server's JSON.
@@ -74,12 +75,12 @@ pub fn read_pod(json: &[u8]) -> Result<StoredPod, String> {
     convert::pod(object, "n")
 }
 
-/// Maximum size of an answer in bytes, except of a watch. While it is parsed, an answer takes some two times its size. An object of
-/// the API server has 1.5 MiB at most, and up to six times as much as JSON.
+/// Maximum size of an answer in bytes, except of a watch and a list of pods. While it is parsed, an answer takes some two times its
+/// size. An object of the API server has 1.5 MiB at most, and up to six times as much as JSON.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of a request, up to the end of the answer. For a watch: up to the start of the answer.
+/// Timeout of a request, up to the end of the answer. For a watch and a list of pods: up to the start of the answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without received data after which a connection is closed. Longer than a watch without events stays silent.
 const READ_TIMEOUT: Duration = Duration::from_mins(6);
@@ -211,12 +212,12 @@ fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch="))
 }
 
-/// Sends a request and waits for the whole answer. For a watch: for the start of the answer.
+/// Sends a request and waits for the whole answer. For a watch and a [`Streamed`] answer: for the start of the answer.
 async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response<Body>, BoxError> {
-    let is_watch = is_watch(&request);
+    let is_streamed = is_watch(&request) || request.extensions().get::<Streamed>().is_some();
     let answer = async {
         let answer = client.send(request).await?;
-        if is_watch {
+        if is_streamed && answer.status().is_success() {
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
@@ -226,22 +227,11 @@ async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response
     Ok(timeout(REQUEST_TIMEOUT, answer).await??)
 }
 
-/// Returns the client with a rate limit: at most `requests` in each `period`. `on_watch` is called when a watch is open.
-fn limited(
-    client: kube::Client,
-    (requests, period): (u64, Duration),
-    on_watch: impl Fn() + Clone + Send + 'static,
-) -> kube::Client {
+/// Returns the client with a rate limit: at most `requests` in each `period`.
+fn limited(client: kube::Client, (requests, period): (u64, Duration)) -> kube::Client {
     let send = tower::service_fn(move |request| {
-        let (client, on_watch) = (client.clone(), on_watch.clone());
-        async move {
-            let is_watch = is_watch(&request);
-            let answer = client.send(request).await?;
-            if is_watch && answer.status().is_success() {
-                on_watch();
-            }
-            Ok::<_, kube::Error>(answer)
-        }
+        let client = client.clone();
+        async move { client.send(request).await }
     });
     kube::Client::new(RateLimit::new(send, Rate::new(requests, period)), "default")
 }
@@ -301,6 +291,11 @@ impl RequestError {
             cause: Cause::from_status_code(status.code),
             message: format!("{}: {}", status.code, status.message),
         }
+    }
+
+    /// Returns the error of an answer of this kind without a resource version.
+    fn without_version(kind: &str) -> Self {
+        Self { cause: Cause::Malformed, message: format!("a {kind} without a resource version") }
     }
 }
 

@@ -52,10 +52,22 @@ struct Identity {
 impl<'de, T: Fields> Deserialize<'de> for ApiObject<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let Object { metadata } = serde_json::from_str(text.get()).unwrap_or_default();
+        Ok(Self::parse(text.get()))
+    }
+}
+
+impl<T: Fields> ApiObject<T> {
+    /// Parses the JSON text of an object.
+    pub(crate) fn parse(text: &str) -> Self {
+        let Object { metadata } = serde_json::from_str(text).unwrap_or_default();
         let Identity { name, namespace, uid, resource_version } = metadata;
         let identity = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
-        Ok(Self { identity, fields: T::parse(text.get()) })
+        Self { identity, fields: T::parse(text) }
+    }
+
+    /// Returns an object that cannot be parsed, with the reason.
+    pub(crate) fn unreadable(reason: String) -> Self {
+        Self { identity: ObjectMeta::default(), fields: Err(reason) }
     }
 }
 

@@ -1,9 +1,9 @@
-//! The pods of this Kubernetes node. The watcher of the crate `kube` fills its store with the fields that placement needs.
+//! The pods of this Kubernetes node, with the fields that placement needs.
 //!
-//! The watcher lists the pods with `spec.nodeName` of this node and watches them from the resource version of the list. An
-//! interrupted watch resumes from the last version; if the API server does not know the version any more (410), the pods are listed
-//! again. This module adds delays that grow while the API server is unreachable, limits, metrics and reports. The known pods are kept
-//! meanwhile.
+//! The pods with `spec.nodeName` of this node are listed, and watched from the resource version of the list. An interrupted watch
+//! resumes from the last version; if the API server does not know the version any more (410), the pods are listed again. The delays grow
+//! while the API server is unreachable, and the known pods are kept meanwhile. The watcher of the crate `kube` is not used, because it
+//! keeps the text of a whole page.
 //!
 //! The pods are *synced* while a watch is open and all pods up to its start are known.
 
@@ -15,13 +15,15 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, future::BoxFuture};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Api, Client,
+    api::{ListParams, WatchEvent, WatchParams},
     runtime::{
         reflector::{Lookup, ObjectRef, Store, store::Writer},
         utils::Backoff as _,
-        watcher::{self, DefaultBackoff, Event, watcher},
+        watcher::{DefaultBackoff, Event},
     },
 };
 use parking_lot::Mutex;
@@ -32,13 +34,14 @@ use super::{
     ApiMetrics, Cause, EventWriter, Report, RequestError,
     convert::{self, PodFields, StoredPod},
     limited,
+    list::read_page,
     metrics::Operation,
     object::ApiObject,
 };
 use crate::pod::{Notice, Pod, PodId, PodSource};
 
-/// Maximum number of pods in one page of a list. If a page is too large, the list is repeated with pages of half the size;
-/// the next complete list starts with this size again.
+/// Maximum number of pods in one page of a list. If a page takes too long, the list is repeated with pages of half the size; after a
+/// complete list, pages have this size again.
 pub(super) const PAGE_SIZE: u32 = 100;
 /// Maximum number of stored pods, more than any Kubernetes node runs. Further pods are ignored.
 const MAX_PODS: usize = 4096;
@@ -173,46 +176,100 @@ struct Follower {
 
 impl Follower {
     async fn run(mut self, client: Client) {
-        // The watcher does not report that a watch is open. It opens a watch only after a complete list.
-        let follower = self.clone();
-        let on_watch = move || {
-            follower.set_synced(true);
-            (follower.report)(Ok(()));
-        };
-        let api: Api<ApiObject<PodFields>> = Api::all(limited(client, RATE_LIMIT, on_watch));
+        let client = limited(client, RATE_LIMIT);
+        let pods: Api<ApiObject<PodFields>> = Api::all(client.clone());
+        let of_node = format!("spec.nodeName={}", self.node);
+        let watch = WatchParams::default().fields(&of_node);
         let mut page_size = PAGE_SIZE;
         let mut backoff = DefaultBackoff::default();
+        // The version from which to watch; `None` if the pods have to be listed.
+        let mut version: Option<String> = None;
         loop {
-            let fields = format!("spec.nodeName={}", self.node);
-            let config = watcher::Config::default().fields(&fields).page_size(page_size);
-            let mut events = pin!(watcher(api.clone(), config));
-            let mut is_listed = false;
-            while let Some(event) = events.next().await {
-                match event {
-                    Ok(event) => {
-                        // A successful list does not imply a working watch.
-                        if matches!(event, Event::Apply(_) | Event::Delete(_)) {
-                            backoff.reset();
-                        }
-                        if matches!(event, Event::InitDone) {
-                            (is_listed, page_size) = (true, PAGE_SIZE);
-                        }
-                        self.apply(event);
-                    }
+            let Some(from) = &mut version else {
+                let page = ListParams::default().fields(&of_node).limit(page_size);
+                match self.list(&client, page).await {
+                    Ok(listed) => (version, page_size) = (Some(listed), PAGE_SIZE),
                     Err(error) => {
-                        let (can_resume, cause) = self.failed(error);
-                        if cause == Cause::TooLarge && page_size > 1 && !is_listed {
-                            page_size /= 2;
-                            break;
+                        self.failed(Operation::List, &error);
+                        if error.cause == Cause::TimedOut {
+                            page_size = (page_size / 2).max(1);
                         }
                         sleep(backoff.next().unwrap_or_default()).await;
-                        if !can_resume {
-                            break;
+                    }
+                }
+                continue;
+            };
+            let can_resume = match pods.watch(&watch, from).await.map_err(RequestError::from) {
+                Ok(events) => {
+                    self.set_synced(true);
+                    (self.report)(Ok(()));
+                    match self.read(events, from, &mut backoff).await {
+                        Ok(()) => continue,
+                        Err(error) if error.cause == Cause::Connection => {
+                            // The watch is opened again. If that fails, the error is reported.
+                            tracing::debug!(%error, "the watch of pods was interrupted");
+                            true
+                        }
+                        Err(error) => {
+                            self.failed(Operation::Watch, &error);
+                            false
                         }
                     }
                 }
-            }
+                Err(error) => {
+                    self.failed(Operation::Watch, &error);
+                    error.cause != Cause::Gone
+                }
+            };
+            version.take_if(|_| !can_resume);
+            sleep(backoff.next().unwrap_or_default()).await;
         }
+    }
+
+    /// Lists all pods. Returns the version of the list.
+    async fn list(&mut self, client: &Client, mut page: ListParams) -> Result<String, RequestError> {
+        self.apply(Event::Init);
+        loop {
+            let ListMeta { continue_, resource_version, .. } =
+                read_page(client, &page, |object| self.apply(Event::InitApply(object))).await?;
+            if let Some(token) = continue_.filter(|token| !token.is_empty()) {
+                page.continue_token = Some(token);
+                continue;
+            }
+            let version = resource_version.filter(|version| !version.is_empty());
+            let version = version.ok_or_else(|| RequestError::without_version("list"))?;
+            self.apply(Event::InitDone);
+            return Ok(version);
+        }
+    }
+
+    /// Applies the events of a watch up to its end. `version` becomes that of the last event.
+    async fn read(
+        &mut self,
+        events: impl Stream<Item = kube::Result<WatchEvent<ApiObject<PodFields>>>>,
+        version: &mut String,
+        backoff: &mut DefaultBackoff,
+    ) -> Result<(), RequestError> {
+        let mut events = pin!(events);
+        while let Some(event) = events.next().await {
+            let event = match event? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => Event::Apply(object),
+                WatchEvent::Deleted(object) => Event::Delete(object),
+                WatchEvent::Bookmark(bookmark) => {
+                    *version = bookmark.metadata.resource_version;
+                    continue;
+                }
+                WatchEvent::Error(status) => return Err(RequestError::from_status(&status)),
+            };
+            // A successful list does not imply a working watch.
+            backoff.reset();
+            if let Event::Apply(object) | Event::Delete(object) = &event {
+                let found = object.identity.resource_version.clone();
+                *version = found.ok_or_else(|| RequestError::without_version("pod"))?;
+            }
+            self.apply(event);
+        }
+        Ok(())
     }
 
     fn set_synced(&self, synced: bool) {
@@ -220,36 +277,13 @@ impl Follower {
         self.pods.synced.send_if_modified(|now| std::mem::replace(now, synced) != synced);
     }
 
-    /// Counts and reports an error. Returns its cause, and true if the watcher can continue from the last version. By itself it would
-    /// continue after any error, even from a version that is gone, or past an event that could not be parsed.
-    fn failed(&self, error: watcher::Error) -> (bool, Cause) {
-        use watcher::Error::{
-            InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
-        };
-        let (is_start, is_open) = (matches!(error, WatchStartFailed(_)), matches!(error, WatchFailed(_)));
-        let (operation, error) = match error {
-            InitialListFailed(error) => (Operation::List, error.into()),
-            WatchStartFailed(error) | WatchFailed(error) => (Operation::Watch, RequestError::from(error)),
-            WatchError(status) => (Operation::Watch, RequestError::from_status(&status)),
-            NoResourceVersion => {
-                let message = "a list or a pod without a version".to_owned();
-                (Operation::Watch, RequestError { cause: Cause::Malformed, message })
-            }
-        };
-        match error.cause {
-            Cause::Connection if is_open => {
-                // The watch is opened again. If that fails, the error is reported.
-                tracing::debug!(%error, "the watch of pods was interrupted");
-                return (true, error.cause);
-            }
-            Cause::Gone => self.metrics.failed(operation, &error),
-            _ => {
-                self.set_synced(false);
-                self.metrics.failed(operation, &error);
-                (self.report)(Err(format!("pods cannot be read from the API server: {error}")));
-            }
+    /// Counts and reports an error.
+    fn failed(&self, operation: Operation, error: &RequestError) {
+        self.metrics.failed(operation, error);
+        if error.cause != Cause::Gone {
+            self.set_synced(false);
+            (self.report)(Err(format!("pods cannot be read from the API server: {error}")));
         }
-        (is_start && error.cause != Cause::Gone, error.cause)
     }
 
     fn apply(&mut self, event: Event<ApiObject<PodFields>>) {
