@@ -295,6 +295,11 @@ impl ReconcilerLoop {
                 // If the kubelet does not wait any more, it asks again.
                 let _ = answer.send(reserved);
             }
+            Command::LimitClaims { pod, requests, answer } => {
+                let changed = claims::limit(&mut self.core, &pod, requests.as_ref());
+                self.process_effects();
+                let _ = answer.send(changed);
+            }
             Command::ReleaseClaim { uid, answer } => {
                 let released = claims::release(&mut self.core, &uid);
                 self.process_effects();

@@ -3,11 +3,11 @@
 //! The kubelet has a claim prepared before the containers that use it exist. Until the claim is unprepared, its CPUs and memory are
 //! reserved: each part of the claim is an owner in the ledger, [`devices::part_owner`].
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api as api;
 use numaward_engine::{
-    OwnerId, Quantity,
+    OwnerId, Quantity, Request,
     claims::{allocator::Amounts, devices},
 };
 use numaward_topology::NodeId;
@@ -31,6 +31,17 @@ pub struct ReservedClaim {
 pub struct ReservedPart {
     pub node: NodeId,
     pub consumed: Amounts,
+}
+
+/// A claim whose amounts changed with the requests of its pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedClaim {
+    /// Name of the `ResourceClaim`.
+    pub name: String,
+    /// The present amounts of all parts together.
+    pub given: Amounts,
+    /// The amounts that the scheduler allocated.
+    pub allocated: Amounts,
 }
 
 /// Checks the claims of a pod, by UID, against the requests of the pod and against the limit of a pod's entries in the ledger. `requests`
@@ -74,6 +85,40 @@ pub fn check_pod<'a>(
     Ok(())
 }
 
+/// Returns the amounts in the request of a part of a claim.
+pub fn requested(request: &Request) -> Amounts {
+    let resources = request.containers.iter().map(|container| &container.requests);
+    let amounts = resources.flat_map(|resources| {
+        let memory = resources.memory.iter();
+        let memory = memory.filter_map(|(&kind, amount)| Some((devices::capacity_name(kind)?, *amount)));
+        resources.cpu.map(|amount| (devices::CPU, amount)).into_iter().chain(memory)
+    });
+    amounts.map(|(name, amount)| (name.into(), amount)).collect()
+}
+
+/// Adds amounts to a sum.
+pub fn add(sum: &mut Amounts, amounts: &Amounts) {
+    for (name, amount) in amounts {
+        let sum = sum.entry(name.clone()).or_default();
+        *sum = sum.checked_add(*amount).unwrap_or(*sum);
+    }
+}
+
+/// Takes these amounts from the remaining ones, as far as they last. CPUs are whole. Returns the taken amounts.
+pub fn take(remaining: &mut Amounts, wanted: &Amounts) -> Amounts {
+    let take = |(name, wanted): (&Arc<str>, &Quantity)| {
+        let left = remaining.get_mut(name)?;
+        let mut amount = (*wanted).min(*left);
+        if **name == *devices::CPU && amount < *wanted {
+            let rounded_up = amount.units().unwrap_or(0);
+            amount = Quantity::whole(rounded_up - u64::from(Quantity::whole(rounded_up) > amount));
+        }
+        *left = left.saturating_sub(amount);
+        Some((name.clone(), amount))
+    };
+    wanted.iter().filter_map(take).collect()
+}
+
 impl ReservedClaim {
     /// Returns the size of its entries in the ledger.
     fn ledger_bytes(&self, uid: &str) -> usize {
@@ -88,5 +133,27 @@ impl ReservedClaim {
     /// Returns the owners of the parts in the ledger; `uid` is that of the claim.
     pub fn owners(&self, uid: &str) -> impl Iterator<Item = OwnerId> {
         (0..self.parts.len()).map(move |part| devices::part_owner(uid, part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_cpus_are_taken() {
+        let amounts = |cpu: u64, memory: u64| -> Amounts {
+            [("cpu".into(), Quantity::milli(cpu)), ("memory".into(), Quantity::whole(memory))].into()
+        };
+        for (remaining, wanted, taken, left) in [
+            (amounts(4000, 10), amounts(3000, 4), amounts(3000, 4), amounts(1000, 6)),
+            (amounts(2999, 3), amounts(3000, 4), amounts(2000, 3), amounts(999, 0)),
+            (amounts(999, 0), amounts(1000, 1), amounts(0, 0), amounts(999, 0)),
+            (amounts(0, 5), amounts(1000, 5), amounts(0, 5), amounts(0, 0)),
+        ] {
+            let mut remaining = remaining;
+            assert_eq!((take(&mut remaining, &wanted), remaining), (taken, left));
+        }
+        assert_eq!(take(&mut Amounts::new(), &amounts(1000, 1)), Amounts::new());
     }
 }

@@ -10,7 +10,7 @@ use numaward_model::{Settings, SharedMap};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
-    claim::ReservedClaim,
+    claim::{ChangedClaim, ReservedClaim},
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
     request::{Request, Resize},
@@ -89,6 +89,14 @@ pub enum Command {
         /// Requests of the pod, if its claims may not have more.
         requests: Option<Amounts>,
         answer: oneshot::Sender<Result<Arc<ReservedClaim>, AdmissionError>>,
+    },
+    /// Gives the claims of a pod what the pod requests, up to their allocations.
+    LimitClaims {
+        /// UID of the pod, as the API server has it.
+        pod: String,
+        /// Requests of the pod, if its claims may not have more.
+        requests: Option<Amounts>,
+        answer: oneshot::Sender<Result<Vec<ChangedClaim>, AdmissionError>>,
     },
     /// Releases the parts of a resource claim, if it is reserved.
     ReleaseClaim {

@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 
 use crate::{
-    claim::ReservedClaim,
+    claim::{ChangedClaim, ReservedClaim},
     command::{AdmissionOutcome, Command, Message, PodCommand, RebalanceCommand},
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
@@ -139,6 +139,16 @@ impl ReconcilerHandle {
         requests: Option<Amounts>,
     ) -> Result<Arc<ReservedClaim>, AdmissionError> {
         self.ask(|answer| Command::ReserveClaim { uid, claim: Box::new(claim), requests, answer }).await
+    }
+
+    /// Gives the claims of a pod what the pod requests, up to their allocations; all of these if `requests` is `None`. Returns the claims that
+    /// changed. What a claim gets back may not be free; it then keeps what it has.
+    pub async fn limit_claims(
+        &self,
+        pod: String,
+        requests: Option<Amounts>,
+    ) -> Result<Vec<ChangedClaim>, AdmissionError> {
+        self.ask(|answer| Command::LimitClaims { pod, requests, answer }).await
     }
 
     /// Releases the parts of a resource claim. A claim that is not reserved is no error.

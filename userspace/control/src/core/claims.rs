@@ -1,24 +1,25 @@
 //! Reservations for resource claims: the CPUs and memory of the nodes that the scheduler chose.
 //!
 //! The reservation is stored before the kubelet gets an answer, and lasts until the kubelet has the claim unprepared, also over a restart of
-//! the daemon or the host.
+//! the daemon or the host. If the pod is resized in place, the reservation follows its requests: a claim that has more than they are
+//! gives it back. The reserved claim keeps the allocated amounts, and the ledger has the present ones.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{
-    self as engine,
+    self as engine, OwnerId, Quantity,
     claims::{allocator::Amounts, devices},
 };
 use numaward_guarantee::{
-    claim::{ReservedClaim, ReservedPart, check_pod},
+    claim::{ChangedClaim, ReservedClaim, ReservedPart, add, check_pod, requested, take},
     error::AdmissionError,
     explain,
     pod::ContainerPlacementRequest,
     state::State,
 };
 
-use super::{Core, admission, conditions, shared_pool};
+use super::{Core, admission, conditions, execution::Transaction, shared_pool};
 use crate::spans;
 
 /// Reserves the parts of a claim, or none of them. A claim that is reserved with the same parts keeps its reservation. If `requests` is given,
@@ -70,6 +71,112 @@ pub(crate) fn reserve(
     tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is reserved");
     shared_pool::note_guarantees_changed(core);
     Ok(claim)
+}
+
+/// Gives the claims of a pod what the pod requests, up to their allocations; all of these if `requests` is `None`. Returns the claims that
+/// changed.
+pub(crate) fn limit(
+    core: &mut Core,
+    pod: &str,
+    requests: Option<&Amounts>,
+) -> Result<Vec<ChangedClaim>, AdmissionError> {
+    if core.mode() != EnforcementMode::On {
+        return Ok(Vec::new());
+    }
+    let claims = core.store.state.claims.iter().filter(|(_, claim)| claim.pod == pod);
+    let claims: Vec<_> = claims.map(|(uid, claim)| (uid.clone(), claim.clone())).collect();
+    let mut remaining = requests.cloned();
+    let (mut changed, mut owners) = (Vec::new(), BTreeSet::new());
+    let mut change = core.begin();
+    for (uid, claim) in claims {
+        let (mut given, mut allocated, mut is_changed) = (Amounts::new(), Amounts::new(), false);
+        for (owner, part) in claim.owners(&uid).zip(&claim.parts) {
+            let wanted = match &mut remaining {
+                Some(remaining) => take(remaining, &part.consumed),
+                None => part.consumed.clone(),
+            };
+            if change_part(&mut change, &owner, part, wanted) {
+                is_changed = true;
+                owners.insert(owner.to_string());
+            }
+            add(&mut given, &present_amounts(&change, &owner));
+            add(&mut allocated, &part.consumed);
+        }
+        if is_changed {
+            changed.push(ChangedClaim { name: claim.name.clone(), given, allocated });
+        }
+    }
+    let ledger = change.store.state.ledger.clone();
+    drop(change);
+    if !changed.is_empty() {
+        shared_pool::change_containers(core, ledger, |placed| owners.contains(&placed.of.owner))?;
+        tracing::info!(pod, "resource claims follow the changed requests of their pod");
+    }
+    Ok(changed)
+}
+
+/// Changes a part of a claim to these amounts; it keeps what it has of amounts that are not free. Returns true if it changed.
+fn change_part(
+    change: &mut Transaction<'_>,
+    owner: &OwnerId,
+    part: &ReservedPart,
+    mut wanted: Amounts,
+) -> bool {
+    wanted.retain(|_, amount| !amount.is_zero());
+    let before = present_amounts(change, owner);
+    let mut less = before.clone();
+    less.retain(|name, amount| {
+        *amount = wanted.get(name).map_or(Quantity::default(), |wanted| (*amount).min(*wanted));
+        !amount.is_zero()
+    });
+    if less != before {
+        while let Err(error) = give(change, owner, part, &less) {
+            // Only whole cores may be given.
+            let Some(cpus) = less.remove(devices::CPU) else {
+                tracing::error!(%owner, error = error.message, "a part of a resource claim cannot be reduced to the requests of its pod");
+                return false;
+            };
+            let fewer = cpus.saturating_sub(Quantity::whole(1));
+            less.extend((!fewer.is_zero()).then(|| (devices::CPU.into(), fewer)));
+        }
+    }
+    if less != wanted
+        && let Err(error) = give(change, owner, part, &wanted)
+    {
+        tracing::debug!(%owner, error = error.message, "a part of a resource claim cannot have all requested amounts");
+    }
+    present_amounts(change, owner) != before
+}
+
+fn present_amounts(core: &Core, owner: &OwnerId) -> Amounts {
+    let request = core.store.state.ledger.owner(owner).and_then(|account| account.request.clone());
+    request.map(|request| requested(&request)).unwrap_or_default()
+}
+
+/// Gives a part of a claim these amounts: in place if only amounts differ, otherwise by a new decision.
+fn give(
+    change: &mut Transaction<'_>,
+    owner: &OwnerId,
+    part: &ReservedPart,
+    amounts: &Amounts,
+) -> Result<(), Box<engine::Rejection>> {
+    let (request, terms) = devices::placement_request(owner.clone(), Some(part.node), amounts);
+    let is_like = present_amounts(change, owner).keys().eq(amounts.keys());
+    if let Some(container) = request.containers.first().filter(|_| is_like) {
+        let held = change.store.state.ledger.allocation(owner, &container.name);
+        let ledger = conditions::ledger_for(change, None, held);
+        let strategy = &change.policy.strategy;
+        if let Ok(ledger) = strategy.resize(&ledger, owner, &container.name, &container.requests) {
+            change.state().ledger = ledger;
+            return Ok(());
+        }
+    }
+    let strategy = &change.policy.strategy;
+    let ledger = strategy.release(&conditions::ledger_for(change, None, None), owner);
+    let decision = spans::decide(&**strategy, &ledger, &request, &terms);
+    decision.outcome?;
+    change.state().ledger = admission::note_all_started(change, decision.ledger, &request);
+    Ok(())
 }
 
 /// Returns a rejection with the amounts of the part's node.

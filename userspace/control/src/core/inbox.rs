@@ -35,6 +35,7 @@ fn is_abandoned(command: &Command) -> bool {
         Command::ReservedClaims { answer } => answer.is_closed(),
         Command::Release { .. }
         | Command::Cancel { .. }
+        | Command::LimitClaims { .. }
         | Command::ReleaseClaim { .. }
         | Command::Declare { .. }
         | Command::Cgroups(_)

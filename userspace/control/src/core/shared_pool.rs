@@ -7,12 +7,12 @@
 //! `cpuset.cpus` of all sharing workloads is written at once. Their applied settings follow in a plan; while another operation blocks, the
 //! pool stays *behind* and they follow after it.
 
-use std::{slice, sync::Arc};
+use std::{collections::BTreeMap, slice, sync::Arc};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_enforce::{EnforceError, EnforcementReport, SettingsChange};
-use numaward_engine::OwnerId;
+use numaward_engine::{Ledger, OwnerId};
 use numaward_guarantee::{
     error::AdmissionError,
     pod::{PlacedContainer, Update},
@@ -251,6 +251,43 @@ pub(super) fn check_next(core: &mut Core) {
             }
         }
     }
+}
+
+/// Replaces the ledger in which the guarantee of these containers has changed, and changes their settings. After a failure, the change
+/// is undone completely. Returns the number of containers.
+pub(super) fn change_containers(
+    core: &mut Core,
+    ledger: Ledger,
+    is_concerned: impl Fn(&PlacedContainer) -> bool,
+) -> Result<usize, AdmissionError> {
+    let mut change = core.begin();
+    change.state().ledger = ledger;
+    if !change.is_change() {
+        return Ok(0);
+    }
+    let containers = change.store.state.containers.values().filter(|placed| is_concerned(placed));
+    let containers: BTreeMap<_, _> =
+        containers.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
+    let (mut changes, mut updates, mut unbound) = (Vec::new(), Vec::new(), Vec::new());
+    for (path, placed) in containers {
+        let settings = settings::container_settings(&change, &placed);
+        updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
+        if note_settings(change.state(), &path, &settings) {
+            changes.push((path, Some(settings)));
+        } else if settings::is_guaranteed(&change, &placed) {
+            unbound.push(placed.of.id.clone());
+        }
+    }
+    change_held(change, SettingsChange::Each(changes))?;
+    for id in &unbound {
+        core.bindings.rebind(id);
+    }
+    note_guarantees_changed(core);
+    let count = updates.len();
+    if core.mode() == EnforcementMode::On {
+        core.execution.outbox.send(updates);
+    }
+    Ok(count)
 }
 
 /// Changes the applied settings of guarantees. After a failure, the change is undone completely.

@@ -1,13 +1,10 @@
 //! In-place resizing of containers and pods, within the nodes of their guarantee.
 
-use std::collections::BTreeMap;
-
-use numaward_api::EnforcementMode;
 use numaward_enforce::SettingsChange;
 use numaward_engine::{ContainerName, OwnerId, Quantity, Resources};
 use numaward_guarantee::{
     error::AdmissionError,
-    pod::{MemoryClaim, PlacedContainer, Update},
+    pod::{MemoryClaim, PlacedContainer},
 };
 use numaward_model::{Settings, pod::POD_SHARE};
 
@@ -80,27 +77,13 @@ pub(crate) fn resize_container(
 /// Changes the resources that the containers of a pod share to these amounts, or refuses.
 pub(crate) fn resize_pod(core: &mut Core, uid: &str, to: &Resources) -> Result<(), AdmissionError> {
     let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
-    let mut change = core.begin();
-    change.state().ledger = change.policy.strategy.resize(&change.store.state.ledger, &owner, &slice, to)?;
-    if !change.is_change() {
+    let ledger = core.policy.strategy.resize(&core.store.state.ledger, &owner, &slice, to)?;
+    if ledger == core.store.state.ledger {
         return Ok(());
     }
-    let containers = change.store.state.containers.values();
-    let sharing = containers.filter(|placed| placed.of.owner == uid && placed.of.shares_pod());
-    let sharing: BTreeMap<_, _> = sharing.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
-    let (mut changes, mut updates) = (Vec::new(), Vec::new());
-    for (path, placed) in &sharing {
-        let settings = settings::container_settings(&change, placed);
-        updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
-        if shared_pool::note_settings(change.state(), path, &settings) {
-            changes.push((path.clone(), Some(settings)));
-        }
-    }
-    shared_pool::change_held(change, SettingsChange::Each(changes))?;
-    tracing::info!(pod = uid, containers = updates.len(), "the shared resources of the pod were resized");
-    shared_pool::note_guarantees_changed(core);
-    if core.mode() == EnforcementMode::On {
-        core.execution.outbox.send(updates);
-    }
+    let containers = shared_pool::change_containers(core, ledger, |placed| {
+        placed.of.owner == uid && placed.of.shares_pod()
+    })?;
+    tracing::info!(pod = uid, containers, "the shared resources of the pod were resized");
     Ok(())
 }

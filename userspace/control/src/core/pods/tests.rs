@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::Knob;
-use numaward_engine::Quantity;
+use numaward_engine::{Quantity, claims::allocator::Amounts};
 use numaward_guarantee::{
     claim::{ReservedClaim, ReservedPart},
     command::PodCommand,
@@ -335,6 +335,59 @@ fn pod_with_claim_is_not_placed_itself() {
     ask.asked = PodClaim::Pod(request);
     placement::run_pod(&mut bench.core, &ask, Attempt::First).unwrap();
     assert!(bench.core.store.state.pods.is_empty());
+    claims::release(&mut bench.core, "c").unwrap();
+    assert_eq!(pool(&bench), "0-7");
+}
+
+#[test]
+fn containers_follow_their_limited_claim() {
+    let mut bench = ExecutionBench::new();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 3), None).unwrap();
+    let ask = claiming("one", named("db"));
+    drop(bench.create(&ask));
+    let mut bound = bench.bind(&ask);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    let state = |bench: &ExecutionBench| {
+        let line = |knob| crate::testing::line(&bench.dir_of(&ask).join(knob));
+        (pool(bench), line("cpuset.cpus"), line("cpuset.mems"), line("cpu.max"))
+    };
+    let texts = |pool: &str, cpus: &str, mems: &str, quota: &str| {
+        (pool.to_owned(), cpus.to_owned(), mems.to_owned(), quota.to_owned())
+    };
+    let requests = |cpu: u64, gib: u64| -> Amounts {
+        [("cpu".into(), Quantity::milli(cpu)), ("memory".into(), Quantity::whole(gib << 30))].into()
+    };
+    let whole = texts("0-3,7", "4-6", "1", "max 100000");
+    assert_eq!(state(&bench), whole);
+    // Two of its CPUs stay, without a move to others.
+    let changed = claims::limit(&mut bench.core, "uid-a", Some(&requests(2900, 1))).unwrap();
+    assert_eq!(
+        (changed[0].given["cpu"], changed[0].allocated["cpu"]),
+        (Quantity::whole(2), Quantity::whole(3))
+    );
+    let (_, cpus, ..) = state(&bench);
+    assert!(["4-5", "5-6", "4,6"].contains(&cpus.as_str()), "{cpus}");
+    assert_eq!(claims::limit(&mut bench.core, "uid-a", Some(&requests(2000, 1))).unwrap(), []);
+    // A claim without CPUs shares those of others.
+    claims::limit(&mut bench.core, "uid-a", Some(&requests(500, 1))).unwrap();
+    let (shared, cpus, mems, _) = state(&bench);
+    assert_eq!((shared.as_str(), cpus.as_str(), mems.as_str()), ("0-7", "0-7", "1"));
+    claims::limit(&mut bench.core, "uid-a", Some(&Amounts::new())).unwrap();
+    assert_eq!((state(&bench).0.as_str(), state(&bench).1.as_str()), ("0-7", "0-7"));
+    // What another workload has meanwhile is not given back before it ends.
+    let other = container("b", 4000);
+    drop(bench.create(&other));
+    bench.handle();
+    claims::limit(&mut bench.core, "uid-a", Some(&requests(3000, 1))).unwrap();
+    assert_eq!(claims::limit(&mut bench.core, "uid-a", Some(&requests(3000, 1))).unwrap(), []);
+    let mut stopped = bench.ask(|answer| PodCommand::Stopped { id: "b".to_owned(), answer });
+    bench.handle();
+    assert_eq!(stopped.try_recv(), Ok(()));
+    claims::limit(&mut bench.core, "uid-a", None).unwrap();
+    run_turn(&mut bench, Instant::now());
+    assert_eq!(state(&bench), whole);
+    assert_eq!(claims::limit(&mut bench.core, "uid-a", Some(&requests(3000, 1))).unwrap(), []);
     claims::release(&mut bench.core, "c").unwrap();
     assert_eq!(pool(&bench), "0-7");
 }

@@ -6,6 +6,9 @@
 //! answered. After a crash in between, the kubelet asks again, and the claim keeps its reservation. When a claim is unprepared, its
 //! specification is removed before its reservation, so that no specification remains without one.
 //!
+//! The claims of a pod get no more than the pod requests. If it is resized in place, its claims follow: what is beyond its requests is
+//! released while its containers run, and given back when it requests as much again and that is free.
+//!
 //! A restart of the daemon writes the specifications of all reserved claims again, and only then creates the socket that the kubelet looks
 //! for. The kubelet looks for it when it starts, too. If a socket is removed, both are created again.
 
@@ -14,7 +17,7 @@ mod cdi;
 mod tests;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -32,7 +35,7 @@ use numaward_engine::{
     },
 };
 use numaward_guarantee::{
-    claim::{ReservedClaim, ReservedPart},
+    claim::{ChangedClaim, ReservedClaim, ReservedPart},
     error::AdmissionError,
     reconciler::ReconcilerHandle,
 };
@@ -43,12 +46,12 @@ use numaward_kube::{
         messages::{ClaimId, Device},
         plugin::{CLAIMS_SOCKET, ClaimHandler, Plugin, REGISTRATION_SOCKET},
     },
-    pod::Pod,
+    pod::{Notice, Pod, PodSource as _},
 };
 use tokio::{
     sync::Mutex,
     task::{JoinError, spawn_blocking},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +67,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Time for which a claim waits for its pod: less than the kubelet waits for an answer.
 const POD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum time between two passes over the requests of pods.
+const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which claims are offered again what was not free.
+const RETURN_INTERVAL: Duration = Duration::from_mins(1);
 /// Time for calls in progress when the sockets are closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -157,7 +164,7 @@ impl PreparerState {
         } else {
             let pod = self.pod(&claim.namespace, &allocated.pod);
             let pod = timeout(POD_TIMEOUT, pod).await.map_err(|_| PrepareError::UnknownPod)?;
-            Some(requests(&pod.pod))
+            self.limit(&pod.pod)
         };
         let _guard = self.changes.lock().await;
         let reserved = self.reconciler.reserve_claim(claim.uid.clone(), reserved, requests).await?;
@@ -180,6 +187,51 @@ impl PreparerState {
                 std::future::pending::<()>().await;
             }
         }
+    }
+
+    /// Returns the amounts that the claims of a pod may have; `None` if there is no limit.
+    fn limit(&self, pod: &Pod) -> Option<Amounts> {
+        (!self.beyond_quota_namespaces.contains(&pod.id.namespace)).then(|| requests(pod))
+    }
+
+    /// Has the claims follow the requests of their pods.
+    async fn follow_requests(&self) {
+        let mut changes = self.pods.changes();
+        loop {
+            let mut applied = BTreeMap::new();
+            let until = Instant::now() + RETURN_INTERVAL;
+            loop {
+                if let Err(error) = self.limit_claims(&mut applied).await {
+                    tracing::warn!(%error, "resource claims cannot follow the requests of their pods; this is tried again");
+                    break;
+                }
+                sleep(LIMIT_INTERVAL).await;
+                if timeout_at(until, changes.changed()).await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Limits the claims of pods to their requests. `applied`: the limits by pod that need not be applied again.
+    async fn limit_claims(
+        &self,
+        applied: &mut BTreeMap<String, Option<Amounts>>,
+    ) -> Result<(), AdmissionError> {
+        let claims = self.reconciler.reserved_claims().await?;
+        let pods: BTreeSet<&str> = claims.values().map(|claim| claim.pod.as_str()).collect();
+        applied.retain(|pod, _| pods.contains(pod.as_str()));
+        for pod in self.pods.all().iter().map(|stored| &stored.pod) {
+            let limit = self.limit(pod);
+            if !pods.contains(pod.api_uid.as_str()) || applied.get(&pod.api_uid) == Some(&limit) {
+                continue;
+            }
+            for claim in self.reconciler.limit_claims(pod.api_uid.clone(), limit.clone()).await? {
+                self.pods.notify(notice(pod, &claim));
+            }
+            applied.insert(pod.api_uid.clone(), limit);
+        }
+        Ok(())
     }
 
     async fn unprepare(&self, uid: &str) -> Result<(), PrepareError> {
@@ -212,6 +264,22 @@ fn requests(pod: &Pod) -> Amounts {
         None => total(&|resources| resources.cpu),
     };
     devices::CAPACITIES.into_iter().map(|name| (name.into(), amount(name))).collect()
+}
+
+/// Returns the event on a claim that follows the requests of its pod.
+fn notice(pod: &Pod, claim: &ChangedClaim) -> Notice {
+    let given = |name: &str| claim.given.get(name).copied().unwrap_or_default();
+    let amounts = claim.allocated.iter();
+    let amounts = amounts.map(|(name, allocated)| format!("{} of {allocated} {name}", given(name)));
+    let amounts = amounts.collect::<Vec<_>>().join(", ");
+    let is_whole = claim.allocated.iter().all(|(name, allocated)| given(name) == *allocated);
+    let (reason, rest) = if is_whole {
+        ("NumaClaimRestored", "the pod requests as much again")
+    } else {
+        ("NumaClaimLimited", "the pod requests no more, or the rest is not free")
+    };
+    let message = format!("resource claim {} has {amounts}: {rest}", claim.name);
+    Notice { pod: pod.id.clone(), reason: reason.to_owned(), message, is_warning: !is_whole }
 }
 
 /// Returns the UID of a claim by its name in the container runtime; `None` for another device.
@@ -288,15 +356,26 @@ impl Drop for OwnSocket {
     }
 }
 
-/// Serves the kubelet's plugin until the token is cancelled.
+/// Serves the kubelet's plugin, and has claims follow the requests of their pods, until the token is cancelled.
 pub(super) async fn serve(
     preparer: ClaimPreparer,
     sockets: PluginSockets,
     report: Report,
     stop: CancellationToken,
 ) {
+    let state = preparer.0.clone();
+    let following = stop.run_until_cancelled(state.follow_requests());
+    tokio::join!(serve_plugin(preparer, sockets, report, &stop), following);
+}
+
+async fn serve_plugin(
+    preparer: ClaimPreparer,
+    sockets: PluginSockets,
+    report: Report,
+    stop: &CancellationToken,
+) {
     while !stop.is_cancelled() {
-        match serve_once(&preparer, &sockets, &report, &stop).await {
+        match serve_once(&preparer, &sockets, &report, stop).await {
             Ok(()) if !stop.is_cancelled() => {
                 tracing::warn!(path = %sockets.registration.display(), "a socket of the plugin was removed: both are created again");
             }

@@ -76,9 +76,10 @@ impl DraBench {
             fixture::reconciler(&self.config, &root, Ports::new(self.host.clone()), None, None);
         let client = api::connect(Some(&self.path("kubeconfig"))).await.unwrap();
         let reader = AllocationReader { client, node: "n1".to_owned(), metrics: ApiMetrics::default() };
-        let pods = Pods::new(EventWriter::new(ApiMetrics::default()).0);
-        let (following, client) = (pods.clone(), reader.client.clone());
-        let until = stop.clone();
+        let (events, queue) = EventWriter::new(ApiMetrics::default());
+        let (pods, client) = (Pods::new(events), reader.client.clone());
+        let (following, until) = (pods.clone(), stop.clone());
+        tokio::spawn(queue.run(client.clone(), "n1".to_owned(), ApiMetrics::default(), until.clone()));
         tokio::spawn(async move {
             following.follow(client, "n1".to_owned(), ApiMetrics::default(), Arc::new(|_| ()), until).await;
         });
@@ -332,6 +333,13 @@ async fn socket_of_running_daemon_is_kept() {
     drop(other);
 }
 
+/// Returns a pod that requests 500m more than these CPUs, and 1 GiB.
+fn pod(name: &str, cpus: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("pod-{name}")}, "spec": {"nodeName": "n1",
+        "containers": [{"name": "main", "resources": {"requests": {"cpu": cpus, "memory": "512Mi"}}},
+            {"name": "side", "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}}]}})
+}
+
 /// A quota counts the requests of pods, and not their claims.
 #[tokio::test]
 async fn claim_gets_no_more_than_its_pod_requests() {
@@ -339,11 +347,6 @@ async fn claim_gets_no_more_than_its_pod_requests() {
     bench.config.kubernetes.beyond_quota_namespaces.clear();
     let daemon = bench.start().await;
     let kubelet = bench.register().await;
-    let pod = |name: &str, cpus: &str| {
-        json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("pod-{name}")}, "spec": {"nodeName": "n1",
-            "containers": [{"name": "main", "resources": {"requests": {"cpu": cpus, "memory": "512Mi"}}},
-                {"name": "side", "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}}]}})
-    };
     bench.server.put_pod(pod("small", "1"));
     let error = prepare(&kubelet, &bench.allocate("small", 1, 2)).await.error;
     assert!(error.contains("BeyondRequests") && error.contains("2 of cpu"), "{error}");
@@ -359,4 +362,74 @@ async fn claim_gets_no_more_than_its_pod_requests() {
     assert_eq!(prepared.error, "");
     drop(kubelet);
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn claim_follows_requests_of_its_pod() {
+    let mut bench = DraBench::new().await;
+    bench.config.kubernetes.beyond_quota_namespaces.clear();
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    bench.server.put_pod(pod("a", "2500m"));
+    let claim = bench.allocate("a", 1, 3);
+    assert_eq!(prepare(&kubelet, &claim).await.error, "");
+    assert_eq!(bench.shared_pool(), "0-3,7");
+    for (cpus, pool, reason, note) in [
+        (
+            "1600m",
+            "0-3,6-7",
+            "NumaClaimLimited",
+            "resource claim a has 2 of 3 cpu, 1073741824 of 1073741824 memory",
+        ),
+        (
+            "100m",
+            "0-7",
+            "NumaClaimLimited",
+            "resource claim a has 0 of 3 cpu, 1073741824 of 1073741824 memory",
+        ),
+        (
+            "2500m",
+            "0-3,7",
+            "NumaClaimRestored",
+            "resource claim a has 3 of 3 cpu, 1073741824 of 1073741824 memory",
+        ),
+    ] {
+        let events = bench.server.events().len();
+        bench.server.put_pod(pod("a", cpus));
+        until(|| bench.shared_pool() == pool && bench.server.events().len() > events, cpus).await;
+        let event = bench.server.events().pop().unwrap();
+        assert_eq!(
+            (event["reason"].as_str(), event["regarding"]["name"].as_str()),
+            (Some(reason), Some("a"))
+        );
+        assert!(event["note"].as_str().unwrap().starts_with(note), "{event}");
+    }
+    // The kubelet asks again, and the claim stays limited.
+    bench.server.put_pod(pod("a", "500m"));
+    until(
+        || {
+            bench.shared_pool() == "0-3,5-7"
+                || bench.shared_pool() == "0-4,6-7"
+                || bench.shared_pool() == "0-5,7"
+        },
+        "500m",
+    )
+    .await;
+    let pool = bench.shared_pool();
+    assert_eq!(prepare(&kubelet, &claim).await.error, "");
+    assert_eq!(bench.shared_pool(), pool);
+    assert_eq!(unprepare(&kubelet, &claim).await, "");
+    assert_eq!(bench.shared_pool(), "0-7");
+    drop(kubelet);
+    daemon.stop().await;
+}
+
+async fn until(is_reached: impl Fn() -> bool, what: &str) {
+    for _ in 0..1000 {
+        if is_reached() {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what} is not reached in time");
 }
