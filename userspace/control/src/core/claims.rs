@@ -130,18 +130,21 @@ fn change_part(
         !amount.is_zero()
     });
     if less != before {
-        while let Err(error) = give(change, owner, part, &less) {
-            // Only whole cores may be given.
-            let Some(cpus) = less.remove(devices::CPU) else {
+        while let Err(error) = give(change, owner, part, &less, Growth::Less) {
+            if let Some(cpus) = less.remove(devices::CPU) {
+                // Only whole cores may be given.
+                let fewer = cpus.saturating_sub(Quantity::whole(1));
+                less.extend((!fewer.is_zero()).then(|| (devices::CPU.into(), fewer)));
+            } else if less.is_empty() {
                 tracing::error!(%owner, error = error.message, "a part of a resource claim cannot be reduced to the requests of its pod");
                 return false;
-            };
-            let fewer = cpus.saturating_sub(Quantity::whole(1));
-            less.extend((!fewer.is_zero()).then(|| (devices::CPU.into(), fewer)));
+            } else {
+                less.clear();
+            }
         }
     }
     if less != wanted
-        && let Err(error) = give(change, owner, part, &wanted)
+        && let Err(error) = give(change, owner, part, &wanted, Growth::More)
     {
         tracing::debug!(%owner, error = error.message, "a part of a resource claim cannot have all requested amounts");
     }
@@ -153,29 +156,41 @@ fn present_amounts(core: &Core, owner: &OwnerId) -> Amounts {
     request.map(|request| requested(&request)).unwrap_or_default()
 }
 
+/// Direction in which the amounts of a part change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    Less,
+    More,
+}
+
 /// Gives a part of a claim these amounts: in place if only amounts differ, otherwise by a new decision.
 fn give(
     change: &mut Transaction<'_>,
     owner: &OwnerId,
     part: &ReservedPart,
     amounts: &Amounts,
+    growth: Growth,
 ) -> Result<(), Box<engine::Rejection>> {
     let (request, terms) = devices::placement_request(owner.clone(), Some(part.node), amounts);
     let is_like = present_amounts(change, owner).keys().eq(amounts.keys());
-    if let Some(container) = request.containers.first().filter(|_| is_like) {
-        let held = change.store.state.ledger.allocation(owner, &container.name);
-        let ledger = conditions::ledger_for(change, None, held);
-        let strategy = &change.policy.strategy;
-        if let Ok(ledger) = strategy.resize(&ledger, owner, &container.name, &container.requests) {
-            change.state().ledger = ledger;
-            return Ok(());
-        }
+    let (strategy, ledger) = (&change.policy.strategy, &change.store.state.ledger);
+    if let Some(container) = request.containers.first().filter(|_| is_like)
+        && let Ok(ledger) = strategy.resize(ledger, owner, &container.name, &container.requests)
+    {
+        change.state().ledger = ledger;
+        return Ok(());
     }
-    let strategy = &change.policy.strategy;
-    let ledger = strategy.release(&conditions::ledger_for(change, None, None), owner);
+    let conditions = ledger.conditions().clone();
+    let mut ledger = strategy.release(ledger, owner);
+    if growth == Growth::Less {
+        // The part has these amounts, so they need not be free.
+        ledger.set_conditions(Arc::default());
+    }
     let decision = spans::decide(&**strategy, &ledger, &request, &terms);
     decision.outcome?;
-    change.state().ledger = admission::note_all_started(change, decision.ledger, &request);
+    let mut ledger = admission::note_all_started(change, decision.ledger, &request);
+    ledger.set_conditions(conditions);
+    change.state().ledger = ledger;
     Ok(())
 }
 

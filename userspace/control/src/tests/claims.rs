@@ -181,6 +181,63 @@ async fn claims_of_a_pod_get_no_more_than_it_requests() {
     thread.join().unwrap();
 }
 
+/// The first claims of a pod keep what they have, and what is left of the requests goes to the next ones.
+#[tokio::test]
+async fn limits_of_claims_survive_restarts() {
+    let bench = DaemonBench::new(&[]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let requests = |cpus: u64, gib: u64| -> Option<Amounts> {
+        Some([("cpu".into(), Quantity::milli(cpus)), ("memory".into(), Quantity::whole(gib << 30))].into())
+    };
+    for (uid, parts) in [("u", (1, 3)), ("v", (0, 2))] {
+        reconciler.reserve_claim(uid.to_owned(), claim(&[parts]), None).await.unwrap();
+    }
+    let other = ReservedClaim { pod: "other".to_owned(), ..claim(&[(0, 1)]) };
+    reconciler.reserve_claim("w".to_owned(), other, None).await.unwrap();
+    assert_eq!(published(&bench).0, [(0, 3), (1, 3)].into());
+    let limit = |requests| reconciler.limit_claims("pod".to_owned(), requests);
+    assert_eq!(limit(requests(5000, 2)).await.unwrap(), []);
+    let changed = limit(requests(4500, 1)).await.unwrap();
+    let amounts = |cpus: u64, gib: u64| Amounts::from_iter(requests(cpus, gib).unwrap());
+    assert_eq!(changed.len(), 1);
+    assert_eq!(changed[0].given, [("cpu".into(), Quantity::whole(1))].into());
+    assert_eq!(changed[0].allocated, amounts(2000, 1));
+    assert_eq!(published(&bench).0, [(0, 2), (1, 3)].into());
+    stop.cancel();
+    thread.join().unwrap();
+
+    let (reconciler, thread, stop) = bench.start_with(native());
+    assert_eq!(published(&bench).0, [(0, 2), (1, 3)].into());
+    reconciler.reserve_claim("v".to_owned(), claim(&[(0, 2)]), None).await.unwrap();
+    assert_eq!(published(&bench).0, [(0, 2), (1, 3)].into(), "the kubelet asks again");
+    let changed = reconciler.limit_claims("pod".to_owned(), None).await.unwrap();
+    assert_eq!(changed[0].given, changed[0].allocated);
+    assert_eq!(published(&bench).0, [(0, 3), (1, 3)].into());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn limited_claims_have_whole_cores() {
+    let bench = DaemonBench::new(&[]);
+    let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(4));
+    *bench.host.machine.lock().unwrap() = Arc::new(machine.build().unwrap());
+    bench.cgroup("");
+    let mut config = native();
+    config.cpu_manager_policy_options = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
+    let (reconciler, thread, stop) = bench.start_with(config);
+    reconciler.reserve_claim("u".to_owned(), claim(&[(1, 6)]), None).await.unwrap();
+    for (requested, given) in [(5, 4), (1, 0), (6, 6)] {
+        let requests = [("cpu".into(), Quantity::whole(requested))].into();
+        reconciler.limit_claims("pod".to_owned(), Some(requests)).await.unwrap();
+        let assigned = bench.host.assigned.lock().unwrap();
+        let cpus = devices::charged(&assigned.ledger).remove(&NodeId(1)).unwrap_or_default().remove("cpu");
+        assert_eq!(cpus.unwrap_or_default(), Quantity::whole(given), "{requested}");
+    }
+    stop.cancel();
+    thread.join().unwrap();
+}
+
 #[tokio::test]
 async fn claims_of_a_pod_are_limited_in_the_ledger() {
     let bench = DaemonBench::new(&[]);

@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::Knob;
-use numaward_engine::{Quantity, claims::allocator::Amounts};
+use numaward_engine::{HostConditions, Quantity, claims::allocator::Amounts};
 use numaward_guarantee::{
     claim::{ReservedClaim, ReservedPart},
     command::PodCommand,
     pod::{ClaimUses, ContainerPlacementRequest, PodClaim, PodPlacementRequest, UnpinnedReason},
 };
-use numaward_topology::NodeId;
+use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::*;
 use crate::{
@@ -369,10 +369,15 @@ fn containers_follow_their_limited_claim() {
     let (_, cpus, ..) = state(&bench);
     assert!(["4-5", "5-6", "4,6"].contains(&cpus.as_str()), "{cpus}");
     assert_eq!(claims::limit(&mut bench.core, "uid-a", Some(&requests(2000, 1))).unwrap(), []);
-    // A claim without CPUs shares those of others.
+    // A claim without CPUs shares those of others. The memory that it keeps need not be free.
+    let withheld = BTreeMap::from([(ZoneKind::Memory, BTreeMap::from([(NodeId(1), Bytes::gib(4))]))]);
+    let tight = Arc::new(HostConditions { withheld, ..HostConditions::default() });
+    bench.core.store.state.ledger.set_conditions(tight);
     claims::limit(&mut bench.core, "uid-a", Some(&requests(500, 1))).unwrap();
     let (shared, cpus, mems, _) = state(&bench);
     assert_eq!((shared.as_str(), cpus.as_str(), mems.as_str()), ("0-7", "0-7", "1"));
+    let relaxed = Arc::new(HostConditions::default());
+    bench.core.store.state.ledger.set_conditions(relaxed);
     claims::limit(&mut bench.core, "uid-a", Some(&Amounts::new())).unwrap();
     assert_eq!((state(&bench).0.as_str(), state(&bench).1.as_str()), ("0-7", "0-7"));
     // What another workload has meanwhile is not given back before it ends.
