@@ -90,7 +90,7 @@ pub enum Command {
         requests: Option<Amounts>,
         answer: oneshot::Sender<Result<Arc<ReservedClaim>, AdmissionError>>,
     },
-    /// Gives the claims of a pod what the pod requests, up to their allocations.
+    /// Limits the claims of a pod to its requests.
     LimitClaims {
         /// UID of the pod, as the API server has it.
         pod: String,

@@ -141,8 +141,8 @@ impl ReconcilerHandle {
         self.ask(|answer| Command::ReserveClaim { uid, claim: Box::new(claim), requests, answer }).await
     }
 
-    /// Gives the claims of a pod what the pod requests, up to their allocations; all of these if `requests` is `None`. Returns the claims that
-    /// changed. What a claim gets back may not be free; it then keeps what it has.
+    /// Limits the claims of a pod to these requests; `None` removes the limit. A claim regains amounts only if they are free. Returns the
+    /// claims that changed.
     pub async fn limit_claims(
         &self,
         pod: String,

@@ -1,8 +1,8 @@
 //! Reservations for resource claims: the CPUs and memory of the nodes that the scheduler chose.
 //!
 //! The reservation is stored before the kubelet gets an answer, and lasts until the kubelet has the claim unprepared, also over a restart of
-//! the daemon or the host. If the pod is resized in place, the reservation follows its requests: a claim that has more than they are
-//! gives it back. The reserved claim keeps the allocated amounts, and the ledger has the present ones.
+//! the daemon or the host. If the pod is resized in place, its requests limit the reservation: the claim keeps the allocated amounts, and
+//! the ledger has the present ones.
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
@@ -73,8 +73,8 @@ pub(crate) fn reserve(
     Ok(claim)
 }
 
-/// Gives the claims of a pod what the pod requests, up to their allocations; all of these if `requests` is `None`. Returns the claims that
-/// changed.
+/// Limits the claims of a pod to these requests; `None` removes the limit. A claim regains amounts only if they are free. Returns the
+/// claims that changed.
 pub(crate) fn limit(
     core: &mut Core,
     pod: &str,
@@ -115,7 +115,7 @@ pub(crate) fn limit(
     Ok(changed)
 }
 
-/// Changes a part of a claim to these amounts; it keeps what it has of amounts that are not free. Returns true if it changed.
+/// Changes a part of a claim to these amounts, to larger ones only if they are free. Returns true if it changed.
 fn change_part(
     change: &mut Transaction<'_>,
     owner: &OwnerId,

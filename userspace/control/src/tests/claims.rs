@@ -181,7 +181,7 @@ async fn claims_of_a_pod_get_no_more_than_it_requests() {
     thread.join().unwrap();
 }
 
-/// The first claims of a pod keep what they have, and what is left of the requests goes to the next ones.
+/// The claims of a pod get its requests one after the other, in the order of their UIDs.
 #[tokio::test]
 async fn limits_of_claims_survive_restarts() {
     let bench = DaemonBench::new(&[]);

@@ -6,8 +6,8 @@
 //! answered. After a crash in between, the kubelet asks again, and the claim keeps its reservation. When a claim is unprepared, its
 //! specification is removed before its reservation, so that no specification remains without one.
 //!
-//! The claims of a pod get no more than the pod requests. If it is resized in place, its claims follow: what is beyond its requests is
-//! released while its containers run, and given back when it requests as much again and that is free.
+//! The claims of a pod get no more than the pod requests. If it is resized in place, its claims follow while its containers run: CPUs
+//! and memory beyond its requests are released, and given back when the pod requests them again and they are free.
 //!
 //! A restart of the daemon writes the specifications of all reserved claims again, and only then creates the socket that the kubelet looks
 //! for. The kubelet looks for it when it starts, too. If a socket is removed, both are created again.
@@ -69,7 +69,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const POD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two passes over the requests of pods.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which claims are offered again what was not free.
+/// Interval at which claims try to regain CPUs and memory that were not free.
 const RETURN_INTERVAL: Duration = Duration::from_mins(1);
 /// Time for calls in progress when the sockets are closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
