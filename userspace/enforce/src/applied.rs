@@ -179,13 +179,17 @@ impl AppliedSettings {
         pending
     }
 
-    /// Returns the affinities that were recorded for narrowed cgroups above and below this one.
-    pub(super) fn thread_masks_around(&self, path: &CgroupPath) -> impl Iterator<Item = Option<ThreadMasks>> {
-        let above = path.ancestors().skip(1).filter_map(|above| self.get(&above));
+    /// Returns the narrowed cgroups above and below this one, and the affinities that were recorded for them.
+    pub(super) fn thread_masks_around(
+        &self,
+        path: &CgroupPath,
+    ) -> impl Iterator<Item = (CgroupPath, Option<&ThreadMasks>)> {
+        let above = path.ancestors().skip(1).filter_map(|above| Some((self.get(&above)?, above)));
         let from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
-        let below = from.take_while(|(below, _)| path.contains(below)).map(|(_, record)| record);
-        let narrowed = above.chain(below).filter(|record| record.written.0.contains_key(&Knob::CpusetCpus));
-        narrowed.map(|record| record.thread_masks.as_deref().cloned())
+        let below = from.take_while(|(below, _)| path.contains(below));
+        let all = above.chain(below.map(|(below, record)| (record, below.clone())));
+        let narrowed = all.filter(|(record, _)| record.written.0.contains_key(&Knob::CpusetCpus));
+        narrowed.map(|(record, path)| (path, record.thread_masks.as_deref()))
     }
 
     /// Returns the cgroups with other CPUs than before, and the recorded affinities of their threads.

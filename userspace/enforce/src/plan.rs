@@ -90,6 +90,8 @@ pub struct EnforcementPlan {
     pub(super) is_undone: bool,
     /// The time that is left to read affinities of threads for it.
     pub(super) thread_time: Duration,
+    /// Number of cgroups that share this time.
+    pub(super) unread_cgroups: usize,
 }
 
 impl EnforcementPlan {

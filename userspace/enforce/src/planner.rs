@@ -25,7 +25,7 @@ use super::{
     order::{WriteStep, ordered},
     plan::{EnforcementPlan, SettingsChange},
     systemd::property,
-    thread_masks::ThreadMasks,
+    thread_masks::{ThreadMasks, fair_share},
 };
 
 /// Time to read the affinities of the threads of all cgroups that a plan narrows: what waits for the plan waits for that.
@@ -96,7 +96,12 @@ impl Enforcer {
             },
             is_undone: matches!(change, SettingsChange::Hold(..)),
             thread_time: THREAD_TIME,
+            unread_cgroups: 0,
         };
+        let has_cpus = |values: &Values| values.0.contains_key(&Knob::CpusetCpus);
+        let is_narrowed = |path| plan.outcome.get(path).is_some_and(|record| has_cpus(&record.written));
+        plan.unread_cgroups =
+            wanted.iter().filter(|(path, values)| has_cpus(values) && !is_narrowed(path)).count();
         for (path, values) in wanted {
             match self.enter(&mut plan, path, values) {
                 // The CPUs stay pending.
@@ -518,11 +523,13 @@ impl Enforcer {
             ThreadMasks::clone(old.thread_masks.as_deref()?)
         } else {
             let (around, start) = (plan.base.thread_masks_around(path), Instant::now());
-            let masks = ThreadMasks::read(self.root(), path, around, start + plan.thread_time);
+            let share = fair_share(plan.thread_time, plan.unread_cgroups);
+            let masks = ThreadMasks::read(self.root(), path, around, start + share);
             plan.thread_time = plan.thread_time.saturating_sub(start.elapsed());
-            masks?
+            plan.unread_cgroups = plan.unread_cgroups.saturating_sub(1);
+            masks
         };
-        masks.give(cpus)?;
+        masks.give(cpus);
         Some(Arc::new(masks))
     }
 

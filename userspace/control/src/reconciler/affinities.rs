@@ -19,7 +19,7 @@ use numaward_enforce::{PendingReset, ResetThreads};
 use numaward_model::health;
 use tokio_util::sync::CancellationToken;
 
-use super::{Controller, ControllerEvent};
+use super::{Controller, ControllerEvent, interrupts::join_names};
 use crate::{core::Core, worker::Worker};
 
 /// Time limit for the threads of one cgroup and its descendants.
@@ -84,13 +84,16 @@ impl Affinities {
             core.forget_resets(&excess);
         }
         let done = self.worker.as_mut().and_then(Worker::take).into_iter().flatten();
-        for (job, ResetThreads { reset, refused, is_partial }) in done {
+        for (job, ResetThreads { reset, refused, unread }) in done {
             let (cgroup, _) = &job.reset;
             if reset > 0 {
                 tracing::info!(%cgroup, threads = reset, "affinities were reset: the threads may use all CPUs of their cgroup again");
             }
-            if refused > 0 || is_partial {
-                tracing::warn!(%cgroup, refused, is_partial, "the affinities of some threads could not be reset: they may use only the old CPUs of their cgroup");
+            let is_last = job.passes == PASS_DELAYS.len();
+            if is_last && (refused > 0 || !unread.is_empty()) {
+                let unread: Vec<String> = unread.iter().map(ToString::to_string).collect();
+                let unread = join_names(&unread);
+                tracing::warn!(%cgroup, refused, unread, "the affinities of some threads could not be reset: they may use only the old CPUs of their cgroup, also below the unread cgroups");
             }
             match PASS_DELAYS.get(job.passes) {
                 Some(delay) => {

@@ -221,7 +221,7 @@ impl Interrupts {
 }
 
 /// Joins the first names, with the number of omitted ones.
-fn join_names(names: &[String]) -> String {
+pub(super) fn join_names(names: &[String]) -> String {
     let listed = names[..names.len().min(MAX_NAMES_IN_EVENT)].join(", ");
     match names.len().saturating_sub(MAX_NAMES_IN_EVENT) {
         0 => listed,

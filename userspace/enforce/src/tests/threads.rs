@@ -1,12 +1,20 @@
 //! Threads of narrowed cgroups: real ones, in a tree of plain files.
 
 use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    os::unix::fs::chown,
+    path::Path,
     sync::mpsc::{self, Sender},
     thread::{self, JoinHandle},
 };
 
 use numaward_tests_support::{create_long_paths, is_alone, peak, reset_peak};
-use numaward_topology::affinity::{affinity, set_affinity};
+use numaward_topology::{
+    CpuId,
+    affinity::{affinity, set_affinity},
+};
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 
 use super::*;
 
@@ -139,7 +147,8 @@ fn unknown_affinities_are_kept() {
     let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);
     tree.run("/a", &[&thread], &all);
     set_affinity(Some(thread.id), &first).unwrap();
-    assert_eq!(tree.widen(&applied, "/a"), reset(0));
+    let unread = BTreeSet::from([path("/a")]);
+    assert_eq!(tree.widen(&applied, "/a"), ResetThreads { unread, ..reset(0) });
     assert_eq!(thread.cpus(), first);
 }
 
@@ -171,13 +180,13 @@ fn bounds_memory_for_many_long_paths() {
     let before = peak();
     let masks = ThreadMasks::read(tree.root.path(), &path("/a"), [], deadline);
     let most = peak();
-    assert_eq!(masks, Some(ThreadMasks::default()));
+    assert_eq!(masks, ThreadMasks::default());
     assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
 }
 
 /// The record is part of the ledger.
 #[test]
-fn long_paths_with_own_affinities_are_not_recorded() {
+fn long_paths_with_own_affinities_are_recorded_together() {
     const CEILING: u64 = 4 << 20;
     if !is_alone() {
         return;
@@ -191,7 +200,106 @@ fn long_paths_with_own_affinities_are_not_recorded() {
     let deadline = Instant::now() + Duration::from_mins(1);
     reset_peak();
     let before = peak();
-    assert_eq!(ThreadMasks::read(tree.root.path(), &path("/a"), [], deadline), None);
+    let masks = ThreadMasks::read(tree.root.path(), &path("/a"), [], deadline);
     let most = peak();
+    let record = serde_json::to_string(&masks).unwrap();
+    assert!(record.len() < 2 << 10, "{record}");
     assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
+}
+
+/// Creates nested cgroups with a path that is too long to be opened, and a thread in the last one.
+fn create_too_long_path(dir: &Path, thread: &str) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let mut last = openat(CWD, dir, flags, Mode::empty()).unwrap();
+    let name = "x".repeat(250);
+    for _ in 0..17 {
+        mkdirat(&last, &name, Mode::RWXU).unwrap();
+        last = openat(&last, &name, flags, Mode::empty()).unwrap();
+    }
+    let threads = openat(&last, "cgroup.threads", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).unwrap();
+    fs::File::from(threads).write_all(thread.as_bytes()).unwrap();
+}
+
+/// Creates that many cgroups with these threads.
+fn create_many(dir: &Path, count: usize, threads: &str) {
+    for number in 0..count {
+        let dir = dir.join(number.to_string());
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("cgroup.threads"), threads).unwrap();
+    }
+}
+
+/// Asserts that threads beside a cgroup get their CPUs back, also if another user owns it. `fill` is called with its directory and a
+/// thread with its own affinity. Any user with a delegated subtree, with sessions or with containers can fill them.
+fn assert_others_are_reset(fill: impl Fn(&Path, &str)) {
+    const TIME: Duration = Duration::from_secs(2);
+    let Some((all, first)) = all_and_first() else { return };
+    let own = Thread::start(Some(&first));
+    for owner in [None, Some(65_534)] {
+        let tree = FakeHierarchy::new(&["/a", "/a/1", "/a/crowded", "/a/z"]);
+        let (root, crowded) = (tree.root.path(), path("/a/crowded"));
+        // Only root can make another user the owner.
+        if owner.is_some() && chown(crowded.dir(root), owner, None).is_err() {
+            continue;
+        }
+        let kept = [Thread::start(None), Thread::start(None)];
+        tree.run("/a", &[], &all);
+        tree.run("/a/1", &[&kept[0]], &all);
+        tree.run("/a/crowded", &[&own], &all);
+        tree.run("/a/z", &[&kept[1]], &all);
+        fill(&crowded.dir(root), &format!("{}\n", own.id));
+        let mut masks = ThreadMasks::read(root, &path("/a"), [], Instant::now() + TIME);
+        masks.give(&first);
+        for thread in &kept {
+            set_affinity(Some(thread.id), &first).unwrap();
+        }
+        let done = masks.reset(root, &path("/a"), None, TIME);
+        assert_eq!(done.reset, 2, "{owner:?}: {done:?}");
+        assert_eq!(kept.each_ref().map(Thread::cpus), [all.clone(), all.clone()], "{owner:?}");
+        assert_eq!(own.cpus(), first, "{owner:?}");
+        assert!(done.unread.iter().all(|cgroup| crowded.contains(cgroup)), "{owner:?}: {done:?}");
+    }
+}
+
+#[test]
+fn too_long_paths_affect_no_other_cgroup() {
+    assert_others_are_reset(create_too_long_path);
+}
+
+#[test]
+fn many_own_affinities_affect_no_other_cgroup() {
+    assert_others_are_reset(|dir, own| create_many(dir, 200, own));
+}
+
+#[test]
+fn many_threads_affect_no_other_cgroup() {
+    assert_others_are_reset(|dir, own| {
+        fs::write(dir.join("cgroup.threads"), own.repeat(1_000_000)).unwrap();
+    });
+}
+
+#[test]
+fn many_cgroups_affect_no_other_cgroup() {
+    assert_others_are_reset(|dir, _| create_many(dir, 4200, ""));
+}
+
+#[test]
+fn hidden_threads_affect_no_other_cgroup() {
+    assert_others_are_reset(|dir, _| create_many(dir, 200, "0\n"));
+}
+
+#[test]
+fn last_given_sets_are_known() {
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = FakeHierarchy::new(&["/a"]);
+    let kept = Thread::start(None);
+    tree.run("/a", &[&kept], &all);
+    let (root, deadline) = (tree.root.path(), Instant::now() + Duration::from_secs(10));
+    let mut masks = ThreadMasks::read(root, &path("/a"), [], deadline);
+    for other in 1000..1040 {
+        masks.give(&(&first | &CpuSet::single(CpuId(other))));
+    }
+    set_affinity(Some(kept.id), &first).unwrap();
+    assert_eq!(masks.reset(root, &path("/a"), None, Duration::from_secs(10)), reset(1));
+    assert!(serde_json::to_string(&masks).unwrap().len() < 512, "{masks:?}");
 }
