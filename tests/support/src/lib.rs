@@ -17,7 +17,7 @@ use std::{
 
 pub use self::{
     golden::{Sections, UPDATE, assert_golden},
-    memory::{create_long_paths, is_alone, peak, reset_peak, resident},
+    memory::{create_long_paths, create_too_long_path, is_alone, peak, reset_peak, resident},
 };
 
 /// Name of the variable that is set if no test may be skipped.

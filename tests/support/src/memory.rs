@@ -1,6 +1,14 @@
 //! Memory measurements of a test's process.
 
-use std::{env, fs, path::Path, process::Command, thread};
+use std::{
+    env,
+    fs::{self, File},
+    io,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
 
 /// Runs the calling test in a separate process, in which no other test uses memory. Returns true in that process, and
 /// false after the test has passed there.
@@ -80,6 +88,22 @@ pub fn create_long_paths(root: &Path, directories: usize, file: &str, text: &str
         create(&dir.join(format!("{number:0200}")));
     }
     LEVELS + directories
+}
+
+/// Creates nested directories with a path that is too long to be opened (`PATH_MAX`), and a file in the last one.
+///
+/// # Panics
+///
+/// If it cannot be created.
+pub fn create_too_long_path(root: &Path, file: &str, text: &str) {
+    let fail = |error: io::Error| -> File { panic!("{}: {error}", root.display()) };
+    let below = |dir: &File, name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()));
+    let mut last = File::open(root).unwrap_or_else(fail);
+    for _ in 0..17 {
+        let dir = below(&last, &"x".repeat(250));
+        last = fs::create_dir(&dir).and_then(|()| File::open(&dir)).unwrap_or_else(fail);
+    }
+    fs::write(below(&last, file), text).unwrap_or_else(|error| panic!("{}: {error}", root.display()));
 }
 
 fn status_bytes(name: &str) -> u64 {

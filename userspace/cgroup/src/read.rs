@@ -373,21 +373,29 @@ pub fn visit_processes(dir: &Path, visit: impl FnMut(u32) -> bool) -> Result<(),
     visit_ids(dir, "cgroup.procs", visit)
 }
 
+/// Processes of a cgroup and its descendants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundProcesses {
+    pub ids: Vec<u32>,
+    /// True if not all cgroups were searched.
+    pub is_partial: bool,
+}
+
 /// Returns at most `most` processes in the first [`MAX_CGROUPS`] of a cgroup and its descendants. A cgroup that cannot be
 /// read counts as empty: it is gone, or it is threaded and its processes are listed in the domain above. Processes of
 /// another PID namespace are not returned.
-pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
-    let mut found = Vec::new();
-    for dir in subtree(dir).take(MAX_CGROUPS) {
-        if found.len() >= most {
-            break;
-        }
+pub fn processes_below(dir: &Path, most: usize) -> FoundProcesses {
+    let (mut found, mut dirs) = (Vec::new(), subtree(dir));
+    for dir in dirs.by_ref().take(MAX_CGROUPS) {
         let _absent = visit_processes(&dir, |process| {
             found.extend((process != 0).then_some(process));
             found.len() < most
         });
+        if found.len() >= most {
+            break;
+        }
     }
-    found
+    FoundProcesses { ids: found, is_partial: dirs.next().is_some() || !dirs.is_complete() }
 }
 
 /// Reads `cgroup.threads`: at most `most` threads in the cgroup itself. 0 stands for a thread of another PID namespace.
@@ -680,7 +688,7 @@ mod tests {
         fs::write(dir.path().join("cgroup.procs"), "4194304\n".repeat(PROCESSES)).unwrap();
         reset_peak();
         let before = peak();
-        assert_eq!(processes_below(dir.path(), 4096).len(), 4096);
+        assert_eq!(processes_below(dir.path(), 4096).ids.len(), 4096);
         let mut count = 0;
         visit_processes(dir.path(), |_| {
             count += 1;

@@ -12,7 +12,7 @@
 //! The position of a cgroup is a hash of its name with 31 bits, so several names can have the same one, also on purpose. A
 //! seek to this position leads to any of them. Therefore reading stops only behind a *run*, all names with the same position;
 //! it resumes in the same run, and skips the names up to the last one. The names of a run are read from the same open
-//! directory, up to a maximum.
+//! directory, up to a maximum. The number of names of all levels has a maximum, too, so that they take some 5 MiB at most.
 //!
 //! Source: `getdents(2)`, `fs/kernfs/dir.c` (a position remains valid when other entries come and go).
 
@@ -24,18 +24,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::gone::is_gone;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, SeekFrom, openat, seek};
 
 /// Size of the buffer for names. A name has at most 255 bytes.
 const BUFFER_SIZE: usize = 4 << 10;
 /// Maximum number of names with the same position. Two of a million random names have the same one at times.
 const MAX_RUN: usize = 1024;
+/// Maximum number of names that are kept for all levels. A hundred levels with short names have as many.
+const MAX_NAMES: usize = 16 << 10;
 
 /// Iterator over the directories of a cgroup and of its descendants. A directory that is gone has no descendants.
 pub struct Subtree<F> {
     path: PathBuf,
     /// The levels of `path`, the top one first. Empty before the first directory.
     levels: Vec<Level>,
+    /// Number of names that may still be kept.
+    room: usize,
     has_begun: bool,
     is_complete: bool,
     is_included: F,
@@ -62,6 +67,8 @@ struct End {
 struct Part<'a> {
     names: &'a mut Vec<OsString>,
     is_complete: &'a mut bool,
+    /// Number of names that may still be added.
+    room: &'a mut usize,
     /// The end of the part before.
     before: End,
     /// True in the run of `before`.
@@ -93,11 +100,19 @@ pub fn subtree(dir: &Path) -> Subtree<fn(&Path) -> bool> {
 /// Returns the directories of a cgroup and of those descendants for which `is_included` returns true, as it does for their
 /// ancestors.
 pub fn subtree_with<F: FnMut(&Path) -> bool>(dir: &Path, is_included: F) -> Subtree<F> {
-    Subtree { path: dir.to_owned(), levels: Vec::new(), has_begun: false, is_complete: true, is_included }
+    Subtree {
+        path: dir.to_owned(),
+        levels: Vec::new(),
+        room: MAX_NAMES,
+        has_begun: false,
+        is_complete: true,
+        is_included,
+    }
 }
 
 impl<F> Subtree<F> {
-    /// Returns false if names were skipped: more than any user has by chance have the same position.
+    /// Returns false if directories were skipped: a directory cannot be read, its path is too long, or there are more names, with the
+    /// same position or on all levels together, than any user has by chance.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
@@ -121,6 +136,7 @@ impl<F: FnMut(&Path) -> bool> Iterator for Subtree<F> {
         loop {
             let level = self.levels.last_mut()?;
             if let Some(name) = level.names.pop() {
+                self.room += 1;
                 self.path.push(name);
                 if (self.is_included)(&self.path) {
                     self.levels.push(Level::default());
@@ -128,8 +144,14 @@ impl<F: FnMut(&Path) -> bool> Iterator for Subtree<F> {
                 }
                 self.path.pop();
             } else if let Some(before) = level.rest.take() {
-                let part = Part::behind(before, &mut level.names, &mut self.is_complete);
-                level.rest = read_part(&self.path, part).ok().flatten();
+                let part = Part::behind(before, &mut level.names, &mut self.is_complete, &mut self.room);
+                level.rest = match read_part(&self.path, part) {
+                    Ok(end) => end,
+                    Err(error) => {
+                        self.is_complete &= is_gone(&error);
+                        None
+                    }
+                };
             } else {
                 self.levels.pop();
                 self.path.pop();
@@ -145,9 +167,14 @@ impl Default for Level {
 }
 
 impl<'a> Part<'a> {
-    fn behind(before: End, names: &'a mut Vec<OsString>, is_complete: &'a mut bool) -> Self {
+    fn behind(
+        before: End,
+        names: &'a mut Vec<OsString>,
+        is_complete: &'a mut bool,
+        room: &'a mut usize,
+    ) -> Self {
         let (position, is_in_known_run) = (before.position, !before.name.is_empty());
-        Self { names, is_complete, before, is_in_known_run, position, run: 0, is_full: false }
+        Self { names, is_complete, room, before, is_in_known_run, position, run: 0, is_full: false }
     }
 
     /// Adds an entry. Returns the end of the part behind its last entry.
@@ -156,9 +183,11 @@ impl<'a> Part<'a> {
         let position = std::mem::replace(&mut self.position, next);
         self.run += 1;
         if self.is_in_known_run && name == self.before.name {
+            *self.room += self.names.len();
             self.names.clear();
         } else if is_directory && name != "." && name != ".." {
-            if self.run <= MAX_RUN {
+            if self.run <= MAX_RUN && *self.room > 0 {
+                *self.room -= 1;
                 self.names.push(name.to_owned());
             } else {
                 *self.is_complete = false;
@@ -202,9 +231,10 @@ fn read_part(dir: &Path, mut part: Part<'_>) -> io::Result<Option<End>> {
 mod tests {
     use std::{collections::BTreeSet, fs};
 
-    use numaward_tests_support::{create_long_paths, is_alone, peak, reset_peak};
+    use numaward_tests_support::{create_long_paths, create_too_long_path, is_alone, peak, reset_peak};
 
     use super::*;
+    use crate::read::processes_below;
 
     #[test]
     fn visits_each_directory_once() {
@@ -229,6 +259,17 @@ mod tests {
         let without: Vec<_> = subtree_with(&root.path().join("e"), |path| !path.ends_with("x")).collect();
         assert_eq!(without, [root.path().join("e")]);
         assert_eq!(subtree(&root.path().join("gone")).count(), 1);
+    }
+
+    #[test]
+    fn unreadable_directory_is_reported() {
+        let root = tempfile::tempdir().unwrap();
+        create_too_long_path(root.path(), "cgroup.procs", "");
+        fs::create_dir(root.path().join("other")).unwrap();
+        let mut found = subtree(root.path());
+        assert!(found.by_ref().any(|dir| dir.ends_with("other")) && found.by_ref().count() < 20);
+        assert!(!found.is_complete());
+        assert!(processes_below(root.path(), 1).is_partial);
     }
 
     #[test]
@@ -273,10 +314,12 @@ mod tests {
         /// Returns the names in the order in which they are read, and whether they are complete.
         fn names(&mut self, mut after_part: impl FnMut(&mut Self, &End)) -> (Vec<String>, bool) {
             let (mut found, mut end, mut is_complete) = (Vec::new(), Some(End::default()), true);
+            let mut room = MAX_NAMES;
             for _ in 0..=self.0.len() {
                 let Some(before) = end.take() else { return (found, is_complete) };
                 let mut names = Vec::new();
-                end = self.read_part(Part::behind(before, &mut names, &mut is_complete));
+                end = self.read_part(Part::behind(before, &mut names, &mut is_complete, &mut room));
+                room += names.len();
                 found.extend(names.into_iter().map(|name| name.into_string().unwrap()));
                 if let Some(end) = &end {
                     after_part(self, end);
@@ -305,6 +348,14 @@ mod tests {
     }
 
     #[test]
+    fn number_of_names_is_limited() {
+        let (mut names, mut is_complete, mut room) = (Vec::new(), true, 3);
+        let part = Part::behind(End::default(), &mut names, &mut is_complete, &mut room);
+        assert!(Fake::new(&[(7, 100)]).read_part(part).is_none());
+        assert_eq!((names.len(), is_complete, room), (3, false, 0));
+    }
+
+    #[test]
     fn no_name_is_lost_behind_a_removed_one() {
         let mut dir = Fake::new(&[(7, 3), (8, 2), (9, 3), (10, 2), (11, 1), (12, 6), (13, 1)]);
         let all: BTreeSet<_> = dir.0.iter().map(|(_, name)| name.clone()).skip(2).collect();
@@ -324,7 +375,9 @@ mod tests {
         let below = create_long_paths(root.path(), DIRECTORIES, "cgroup.procs", "");
         reset_peak();
         let before = peak();
-        assert_eq!(subtree(root.path()).count(), 1 + below);
+        let mut found = subtree(root.path());
+        assert_eq!(found.by_ref().count(), 1 + below);
+        assert!(found.is_complete() && found.room == MAX_NAMES);
         let most = peak();
         assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
     }

@@ -30,8 +30,8 @@ pub(crate) fn bound_threads(proc: &Path, allocation: &api::Allocation) -> Option
         return None;
     }
     let mut sum: Option<NarrowThreads> = None;
-    let dirs = read::subtree(Path::new(&allocation.directory));
-    for found in dirs.filter_map(|dir| narrow_threads(proc, &dir).ok()?) {
+    let mut dirs = read::subtree(Path::new(&allocation.directory));
+    for found in dirs.by_ref().filter_map(|dir| narrow_threads(proc, &dir).ok()?) {
         sum = Some(match sum {
             Some(sum) => NarrowThreads {
                 threads: sum.threads + found.threads,
@@ -40,6 +40,12 @@ pub(crate) fn bound_threads(proc: &Path, allocation: &api::Allocation) -> Option
             },
             None => found,
         });
+    }
+    if !dirs.is_complete() {
+        let name = text::clean(&allocation.name);
+        eprintln!(
+            "numaward: not all threads of {name} were checked: some of its cgroups cannot be read, or there are too many"
+        );
     }
     sum.map(|threads| BoundThreads {
         workload: allocation.name.clone(),

@@ -22,7 +22,7 @@ pub(crate) fn warn_about_remapped_policy(allocation: &api::Allocation) {
 
 fn remapped_policy_warning(proc: &Path, allocation: &api::Allocation) -> Option<String> {
     let nodes = allocation.settings.get(&Knob::CpusetMems.to_string()).filter(|_| allocation.enforced)?;
-    let processes = read::processes_below(Path::new(&allocation.directory), MAX_THREADS);
+    let processes = read::processes_below(Path::new(&allocation.directory), MAX_THREADS).ids;
     let threads = processes.into_iter().flat_map(|process| {
         let threads = fs::read_dir(proc.join(format!("{process}/task"))).into_iter().flatten().flatten();
         threads.map(move |thread| (process, thread.path()))

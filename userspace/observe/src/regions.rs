@@ -147,7 +147,7 @@ pub(crate) fn read(
             notes.insert(late());
             break;
         }
-        for pid in processes_below(&dir) {
+        for pid in processes_below(&dir, &mut notes) {
             match read_process(&proc.join(pid.to_string()), belongs.as_ref(), deadline, &mut sums) {
                 Ok(is_complete) => {
                     processes += u32::from(is_complete);

@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use numaward_api::Workloads;
-use numaward_cgroup::{CgroupPath, Hierarchy, read};
+use numaward_cgroup::{
+    CgroupPath, Hierarchy,
+    read::{self, FoundProcesses},
+};
 use procfs::process::Process;
 
 use crate::{client::Server, text::clean};
@@ -45,12 +48,13 @@ impl WorkloadProcesses {
         let mut found = BTreeSet::new();
         for dir in &self.dirs {
             // One more than the limit, to detect that there are more.
-            let mut ids = read::processes_below(dir, MAX_PROCESSES + 1);
-            if ids.len() > MAX_PROCESSES {
+            let FoundProcesses { mut ids, is_partial } = read::processes_below(dir, MAX_PROCESSES + 1);
+            if ids.len() > MAX_PROCESSES || is_partial {
                 ids.truncate(MAX_PROCESSES);
                 notes.insert(format!(
-                    "{}: only {MAX_PROCESSES} of its processes are included: there are more",
-                    clean(&dir.to_string_lossy())
+                    "{}: only {} of its processes are included: there are more, or cgroups that cannot be searched",
+                    clean(&dir.to_string_lossy()),
+                    ids.len()
                 ));
             }
             found.extend(ids);

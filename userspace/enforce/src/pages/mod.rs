@@ -44,7 +44,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use numaward_cgroup::read;
+use numaward_cgroup::read::{self, FoundProcesses};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
 /// Size of a window, in bytes.
@@ -139,12 +139,16 @@ impl PagesMoved {
 }
 
 /// Moves pages. Blocks until they are moved; `is_over` is called before each window, during longer pauses, and for each line that is
-/// read. If the move is over before all mappings are read, one page stands for the rest ([`PageOutcome::Skipped`]).
+/// read. If the move is over before all mappings are read, or not all cgroups can be searched, one page stands for the rest ([`PageOutcome::Skipped`]).
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
     let mut run =
         MoveProgress { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    'processes: for process in beginning_at(processes(&order.dirs), since_epoch.subsec_nanos()) {
+    let FoundProcesses { ids, is_partial } = processes(&order.dirs);
+    if is_partial {
+        run.moved.add(PageOutcome::Skipped, page_size());
+    }
+    'processes: for process in beginning_at(ids, since_epoch.subsec_nanos()) {
         if run.is_done() {
             break;
         }
@@ -196,7 +200,7 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
 /// since Linux 5.15. Blocks until they are moved; `is_over` is called before each process. The caller has to read how
 /// much memory stayed.
 pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet, is_over: impl Fn() -> bool) {
-    for process in processes(&[dir.to_owned()]) {
+    for process in processes(&[dir.to_owned()]).ids {
         if is_over() {
             return;
         }
@@ -211,11 +215,16 @@ fn has_ended(error: &io::Error) -> bool {
 }
 
 /// Returns the processes of cgroups and of their descendants, except the calling one.
-fn processes(dirs: &[PathBuf]) -> Vec<u32> {
-    let mut found: Vec<_> = dirs.iter().flat_map(|dir| read::processes_below(dir, usize::MAX)).collect();
-    found.retain(|&process| process != std::process::id());
-    found.sort_unstable();
-    found.dedup();
+fn processes(dirs: &[PathBuf]) -> FoundProcesses {
+    let mut found = FoundProcesses::default();
+    for dir in dirs {
+        let below = read::processes_below(dir, usize::MAX);
+        found.ids.extend(below.ids);
+        found.is_partial |= below.is_partial;
+    }
+    found.ids.retain(|&process| process != std::process::id());
+    found.ids.sort_unstable();
+    found.ids.dedup();
     found
 }
 
@@ -355,8 +364,8 @@ mod tests {
         {
             fs::write(dir.path().join(path), text).unwrap();
         }
-        assert_eq!(processes(&[dir.path().to_owned()]), [5, 7]);
-        assert!(processes(&[dir.path().join("gone")]).is_empty());
+        assert_eq!(processes(&[dir.path().to_owned()]).ids, [5, 7]);
+        assert_eq!(processes(&[dir.path().join("gone")]), FoundProcesses::default());
         let first: Vec<u32> = (8..12).map(|number| beginning_at(vec![5, 7, 9], number)[0]).collect();
         assert_eq!(first, [9, 5, 7, 9], "each is the first one in turn");
         assert_eq!(beginning_at(vec![5, 7, 9], 1), [7, 9, 5], "and none is left out");

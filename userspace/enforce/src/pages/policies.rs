@@ -58,16 +58,20 @@ pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::R
 ///
 /// # Errors
 ///
-/// A process belongs to another PID namespace. Or that of `in_time`, which is called for each cgroup: it may have no process.
+/// A process belongs to another PID namespace, or a cgroup cannot be read. Or that of `in_time`, which is called for each cgroup: it may have no process.
 pub(super) fn visible_processes(dir: &Path, in_time: impl Fn() -> io::Result<()>) -> io::Result<Vec<u32>> {
     let (mut found, mut is_hidden) = (Vec::new(), false);
-    for dir in read::subtree(dir) {
+    let mut dirs = read::subtree(dir);
+    for dir in dirs.by_ref() {
         in_time()?;
         let _absent = read::visit_processes(&dir, |process| {
             is_hidden |= process == 0;
             found.push(process);
             !is_hidden
         });
+    }
+    if !dirs.is_complete() {
+        return Err(io::Error::other("some of its cgroups cannot be read, or there are too many"));
     }
     if is_hidden {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "processes of another PID namespace"));

@@ -2,19 +2,17 @@
 
 use std::{
     collections::BTreeSet,
-    io::Write as _,
     os::unix::fs::chown,
     path::Path,
     sync::mpsc::{self, Sender},
     thread::{self, JoinHandle},
 };
 
-use numaward_tests_support::{create_long_paths, is_alone, peak, reset_peak};
+use numaward_tests_support::{create_long_paths, create_too_long_path, is_alone, peak, reset_peak};
 use numaward_topology::{
     CpuId,
     affinity::{affinity, set_affinity},
 };
-use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 
 use super::*;
 
@@ -207,19 +205,6 @@ fn long_paths_with_own_affinities_are_recorded_together() {
     assert!(most < before + CEILING, "{} KiB became {} KiB", before >> 10, most >> 10);
 }
 
-/// Creates nested cgroups with a path that is too long to be opened, and a thread in the last one.
-fn create_too_long_path(dir: &Path, thread: &str) {
-    let flags = OFlags::PATH | OFlags::DIRECTORY;
-    let mut last = openat(CWD, dir, flags, Mode::empty()).unwrap();
-    let name = "x".repeat(250);
-    for _ in 0..17 {
-        mkdirat(&last, &name, Mode::RWXU).unwrap();
-        last = openat(&last, &name, flags, Mode::empty()).unwrap();
-    }
-    let threads = openat(&last, "cgroup.threads", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).unwrap();
-    fs::File::from(threads).write_all(thread.as_bytes()).unwrap();
-}
-
 /// Creates that many cgroups with these threads.
 fn create_many(dir: &Path, count: usize, threads: &str) {
     for number in 0..count {
@@ -263,7 +248,7 @@ fn assert_others_are_reset(fill: impl Fn(&Path, &str)) {
 
 #[test]
 fn too_long_paths_affect_no_other_cgroup() {
-    assert_others_are_reset(create_too_long_path);
+    assert_others_are_reset(|dir, own| create_too_long_path(dir, "cgroup.threads", own));
 }
 
 #[test]

@@ -88,11 +88,8 @@ pub(crate) fn resolve(
     let mut addresses: Vec<u64> = chains.iter().flat_map(|chain| lookup_addresses(&chain.user)).collect();
     addresses.sort_unstable();
     addresses.dedup();
-    let mut processes = Processes::below(
-        proc,
-        &dirs,
-        MappingSearch { addresses, room: MAX_NAME_BYTES, is_full: false, deadline },
-    );
+    let search = MappingSearch { addresses, room: MAX_NAME_BYTES, is_full: false, deadline };
+    let mut processes = Processes::below(proc, &dirs, search, &mut notes);
     // The largest chains come first, because the last ones may exceed the limits.
     let mut chains = chains;
     chains.sort_by_key(|chain| Reverse(chain.pages));
@@ -253,9 +250,9 @@ struct Processes<'a> {
 }
 
 impl<'a> Processes<'a> {
-    fn below(proc: &'a Path, dirs: &[PathBuf], search: MappingSearch) -> Self {
+    fn below(proc: &'a Path, dirs: &[PathBuf], search: MappingSearch, notes: &mut BTreeSet<String>) -> Self {
         let in_time = dirs.iter().take_while(|_| Instant::now() < search.deadline);
-        let all = in_time.flat_map(|dir| processes_below(dir)).collect();
+        let all = in_time.flat_map(|dir| processes_below(dir, notes)).collect();
         Self { proc, all, known: BTreeMap::new(), search }
     }
 

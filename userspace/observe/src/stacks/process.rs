@@ -5,6 +5,7 @@
 //! files are opened, and only if their inode number is that of the mapping.
 
 use std::{
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, BufRead, BufReader},
@@ -17,7 +18,11 @@ use std::{
     time::Instant,
 };
 
-use numaward_cgroup::{TruncatedLines, read, read_lossy};
+use numaward_cgroup::{
+    TruncatedLines,
+    read::{self, FoundProcesses},
+    read_lossy,
+};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
     io::Errno,
@@ -132,9 +137,16 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range: start..end, offset, inode, name })
 }
 
-/// Returns the processes in a cgroup and its descendants, at most [`MAX_PROCESSES`].
-pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
-    read::processes_below(dir, MAX_PROCESSES)
+/// Returns the processes in a cgroup and its descendants, at most [`MAX_PROCESSES`]. Adds a note if cgroups were skipped.
+pub(crate) fn processes_below(dir: &Path, notes: &mut BTreeSet<String>) -> Vec<u32> {
+    let FoundProcesses { ids, is_partial } = read::processes_below(dir, MAX_PROCESSES);
+    if is_partial {
+        notes.insert(
+            "not all cgroups were searched for processes: they cannot be read, or there are too many"
+                .to_owned(),
+        );
+    }
+    ids
 }
 
 /// Opens a file as seen by a process with the root directory `root`. At most four files are open meanwhile, and only the file itself when
@@ -325,6 +337,8 @@ mod tests {
         fs::create_dir_all(dir.path().join("a/b")).unwrap();
         fs::write(dir.path().join("cgroup.procs"), "10\n0\n").unwrap();
         fs::write(dir.path().join("a/b/cgroup.procs"), "11\n").unwrap();
-        assert_eq!(processes_below(dir.path()), [10, 11]);
+        let mut notes = BTreeSet::new();
+        assert_eq!(processes_below(dir.path(), &mut notes), [10, 11]);
+        assert_eq!(notes, BTreeSet::new());
     }
 }
