@@ -63,6 +63,8 @@ fn places_workloads_automatically() {
     let off: u64 =
         regions["regions"].as_array().unwrap().iter().map(|of| of["offBytes"].as_u64().unwrap()).sum();
     assert!(off < 8 * MIB, "{regions:#}");
+    let processes = |section| report.json(section)["processes"].as_u64().unwrap();
+    assert_eq!(processes("regions of cgroups at one position"), processes("regions") + 256);
     assert!(report.section("regions for people").contains("automatic placement: nodes 0"));
     let [first, then] = ["spread at home, first", "spread at home, then"];
     let after = remote_percent(accesses(&report, first, "spread"), accesses(&report, then, "spread"));

@@ -66,6 +66,26 @@ numaward regions spread -o json
 section "regions for people"
 numaward regions spread
 
+# Names with the same hash, which is their position in the directory: more of them than one reading returns.
+set -- ''
+for _block in 1 2 3 4 5 6 7 8; do
+    _names=
+    for _name; do _names="$_names ${_name}ao ${_name}bd"; done
+    set -- $_names
+done
+_sleeping=
+for _name; do
+    mkdir $cgroups/spread/$_name
+    sleep 1000 &
+    _sleeping="$_sleeping $!"
+    echo $! >$cgroups/spread/$_name/cgroup.procs
+done
+section "regions of cgroups at one position"
+numaward regions spread -o json
+kill $_sleeping
+wait $_sleeping || true
+for _name; do rmdir $cgroups/spread/$_name; done
+
 section "capabilities"
 sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
 

@@ -264,11 +264,13 @@ impl<F: FnMut(&CgroupPath, &CpuSet, i32, &CpuSet)> ThreadWalk<'_, F> {
 
     /// Returns the children of a cgroup, if they share its time.
     fn children(&self, cgroup: &CgroupPath) -> Option<Vec<Branch>> {
-        let is_shared =
-            cgroup.as_str().len() <= MAX_RECORDED_PATH && owner_of(&cgroup.dir(self.root)) == self.owner;
+        let is_delegated = owner_of(&cgroup.dir(self.root)) != self.owner;
+        if is_delegated || cgroup.as_str().len() > MAX_RECORDED_PATH {
+            return None;
+        }
         let children = cgroup.children(self.root).take(MAX_CHILDREN + 1);
-        let children = is_shared.then(|| children.map(|cgroup| Branch { cgroup, children: None }).collect());
-        children.filter(|children: &Vec<_>| children.len() <= MAX_CHILDREN)
+        let children: Vec<_> = children.map(|cgroup| Branch { cgroup, children: None }).collect();
+        (children.len() <= MAX_CHILDREN).then_some(children)
     }
 
     /// Reads a cgroup and its descendants, few names at a time. Returns false at the deadline.
