@@ -325,8 +325,11 @@ impl<F: FnMut(&CgroupPath, &CpuSet, i32, &CpuSet)> ThreadWalk<'_, F> {
     }
 
     fn note_unread(&mut self, cgroup: &CgroupPath) {
-        self.unread.insert(shortened(cgroup));
-        fold(self.top, &mut BTreeSet::new(), &mut self.unread);
+        let recorded = shortened(cgroup);
+        if !self.unread.iter().any(|unread| unread.contains(&recorded)) {
+            self.unread.insert(recorded);
+            fold(self.top, &mut BTreeSet::new(), &mut self.unread);
+        }
     }
 
     /// Notes the rest of a cgroup that is not finished.
