@@ -187,6 +187,10 @@ fn floods_of_one_user_delay_no_other() {
     assert_eq!(report.section("own port"), "code 0");
     let port = report.section("port of the socket unit");
     assert_eq!(port, "code 0\ncode 0\ncode 0\nnot taken\nstill tries", "{report}");
+    let shared = report.section("shared address");
+    assert_eq!(shared, "code 0\ncode 0\ncode 0\nstill tries", "{report}");
+    let answers: u32 = report.section("answers at the shared address").parse().unwrap();
+    assert!(answers > 50, "{answers}");
     assert_eq!(report.section("latest answers in milliseconds").lines().count(), 5, "{report}");
     assert_eq!(report.section("late"), "", "/livez is answered within a second throughout:\n{report}");
     for section in ["peak before the restart", "peak"] {

@@ -16,7 +16,7 @@ as_second_user() {
 cat >/run/attack.pl <<'PERL'
 use strict;
 my ($kind) = @ARGV;
-my $address = pack 'S n C4 x8', 2, 9560, 127, 0, 0, 1;
+my $address = pack 'S n C4 x8', 2, 9560, $kind =~ /^shared/ ? (10, 9, 8, 7) : (127, 0, 0, 1);
 sub begun { open my $file, '>', "/run/attack/$kind" or die $!; print $file "begun\n"; close $file }
 sub client {
     socket my $socket, 2, 1, 0 or die $!;
@@ -28,7 +28,7 @@ sub ask { my ($socket, $path) = @_; syswrite $socket, "GET $path HTTP/1.1\r\nHos
 # Returns true if data or the end of the stream can be read.
 sub is_ready { my ($socket) = @_; my $bits = ''; vec($bits, fileno $socket, 1) = 1; return select $bits, undef, undef, 0 }
 $SIG{PIPE} = 'IGNORE';
-if ($kind eq 'connections') {
+if ($kind =~ /connections$/) {
     # Reopens connections that the daemon closes.
     my @open;
     for my $round (0 .. 1_000_000) {
@@ -133,7 +133,8 @@ grep -c '^event: sample' /run/sample
 wc -c </run/sample
 # watch.pl: checks every 0.2 s that the daemon is alive, except during a restart, until there is a file /run/over. It writes to
 # /run/latencies the milliseconds of each answer and the section of the report, and to /run/late a line for each late or failed answer. It
-# is one process: a new one for each check would wait for its CPU and its memory beside the attack, and not for the daemon.
+# is one process: a new one for each check would wait for its CPU and its memory beside the attack, and not for the daemon. With a file
+# /run/shared, it asks from the address of the attacker, and not as another user.
 cat >/run/watch.pl <<'PERL'
 use strict;
 my $clock_gettime = `uname -m` =~ /aarch64/ ? 113 : 228;
@@ -144,12 +145,12 @@ sub milliseconds {
     my ($seconds, $nanoseconds) = unpack 'q q', $time;
     return $seconds * 1000 + $nanoseconds / 1_000_000;
 }
-my $address = pack 'S n C4 x8', 2, 9560, 127, 0, 0, 1;
+my ($loopback, $shared) = map { pack 'S n C4 x8', 2, 9560, @$_ } [127, 0, 0, 1], [10, 9, 8, 7];
 sub section { open my $file, '<', '/run/section' or die $!; chomp(my $name = <$file>); return $name }
 # Returns the answer, or what has failed.
 sub ask {
     socket my $socket, 2, 1, 0 or return "socket: $!";
-    connect $socket, $address or return "connect: $!";
+    connect $socket, -e '/run/shared' ? $shared : $loopback or return "connect: $!";
     syswrite $socket, "GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" or return "write: $!";
     my ($answer, $bits) = ('', '');
     vec($bits, fileno $socket, 1) = 1;
@@ -298,7 +299,27 @@ done
 [ ! -e /run/attack/port ] && echo "not taken"
 kill -0 $attacker && echo "still tries"
 end $attacker 2>/dev/null
+
+# Off the loopback, all users of the host have one address, like the kubelet and the other processes of a host towards a pod.
+systemctl stop numaward.socket numaward 2>/dev/null
+rm /run/systemd/system/numaward.socket
+systemctl daemon-reload
+busybox ip address add 10.9.8.7/32 dev lo || fail "no address"
+echo 'listen: 0.0.0.0:9560' >/etc/numaward/config.yaml
+systemctl start numaward
+wait_for 100 ready
+attack_section "shared address"
+: >/run/shared
 rm /run/restarting
+as_nobody perl /run/attack.pl shared-connections &
+attacker=$!
+wait_for 60 began shared-connections
+sleep 20
+for _try in 1 2 3; do with_code timeout 10 wget -q -O /run/figures http://10.9.8.7:9560/metrics; done
+kill -0 $attacker && echo "still tries"
+end $attacker 2>/dev/null
+section "answers at the shared address"
+grep -c ' shared address$' /run/latencies
 
 section "late"
 : >/run/over

@@ -11,6 +11,10 @@
 //! - A *place* is the share of one connection. It is *served* while it holds one of a limited number of permits.
 //!
 //! # Algorithm
+//! A peer that has reached its limit of places gives up one for its next connection: its oldest idle place, or, if more
+//! than half of its places are in use, the oldest of these. So programs that share an address, such as the kubelet and
+//! the processes of its host, do not lock each other out, and a response in progress ends only if there are very many.
+//!
 //! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its
 //! own peer has fewer connections. So a peer that opens many connections and reads slowly blocks only itself.
 //!
@@ -21,7 +25,7 @@
 //!
 //! # Invariants
 //! - The resources of a place are released when it is dropped.
-//! - A peer without a place has no entry.
+//! - A peer without places and unread bytes has no entry.
 
 use std::{
     collections::BTreeMap,
@@ -73,18 +77,38 @@ impl PeerId {
 /// The resources of one peer.
 #[derive(Debug, Default)]
 struct PeerUsage {
-    connections: usize,
     /// Bytes of large responses that its clients have not read.
     unread: usize,
-    /// The served places, the oldest first.
-    served: BTreeMap<u64, ServedPlace>,
+    /// The places that were not displaced, the oldest first.
+    places: BTreeMap<u64, HeldPlace>,
 }
 
-/// A place that holds a permit.
 #[derive(Debug)]
-struct ServedPlace {
-    permit: OwnedSemaphorePermit,
+struct HeldPlace {
+    /// `None` while the connection waits.
+    permit: Option<OwnedSemaphorePermit>,
     activity: Arc<Activity>,
+}
+
+impl PeerUsage {
+    fn served(&self) -> impl Iterator<Item = (u64, &HeldPlace)> {
+        self.places.iter().filter(|(_, place)| place.permit.is_some()).map(|(number, place)| (*number, place))
+    }
+
+    /// Returns the place to give up for another one of the same peer.
+    fn least_useful(&self) -> Option<u64> {
+        let (idle, busy): (Vec<_>, Vec<_>) =
+            self.places.iter().partition(|(_, place)| place.activity.is_idle());
+        let oldest = if busy.len() > self.places.len() / 2 { busy } else { idle };
+        oldest.first().map(|(number, _)| **number)
+    }
+
+    /// Removes a place, whose connection then closes, and returns its permit.
+    fn displace(&mut self, number: u64) -> Option<OwnedSemaphorePermit> {
+        let HeldPlace { permit, activity } = self.places.remove(&number)?;
+        activity.displaced.cancel();
+        permit
+    }
 }
 
 /// The activity of a connection.
@@ -126,25 +150,27 @@ impl Peers {
         Arc::new(Self { limits, usage: Mutex::default(), entered: AtomicU64::new(0) })
     }
 
-    /// Returns a place for a connection of this peer; `None` if the peer has reached its limit, or if very many
-    /// connections wait and the peer has the most. The first connection of a user of this host always gets one.
+    /// Returns a place for a connection of this peer; `None` if very many connections wait and the peer has the most.
+    /// The first connection of a user of this host always gets one. If the peer has reached its limit, another of its
+    /// places is displaced, and the new one takes its permit.
     pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<ConnectionPlace>> {
         let mut all = self.usage.lock();
-        let connections: usize = all.values().map(|held| held.connections).sum();
-        let most = all.values().map(|held| held.served.len()).max().unwrap_or_default();
-        let held = all.entry(peer).or_default();
-        let is_first_of_user = held.connections == 0 && peer.is_some_and(PeerId::is_local);
-        let is_crowded =
-            connections >= 2 * self.limits.connections && held.connections + 1 >= most && !is_first_of_user;
-        if peer.is_some() && (is_crowded || held.connections >= self.limits.connections_of_a_peer) {
-            if held.connections == 0 {
-                all.remove(&peer);
-            }
+        let connections: usize = all.values().map(|held| held.places.len()).sum();
+        let most = all.values().map(|held| held.served().count()).max().unwrap_or_default();
+        let own = all.get(&peer).map_or(0, |held| held.places.len());
+        let is_full = peer.is_some() && own >= self.limits.connections_of_a_peer;
+        let is_first_of_user = own == 0 && peer.is_some_and(PeerId::is_local);
+        let is_crowded = connections >= 2 * self.limits.connections && own + 1 >= most && !is_first_of_user;
+        if peer.is_some() && is_crowded && !is_full {
             return None;
         }
-        held.connections += 1;
+        let held = all.entry(peer).or_default();
+        let displaced = if is_full { held.least_useful() } else { None };
+        let permit = displaced.and_then(|number| held.displace(number));
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
-        let (peers, activity, unread) = (self.clone(), Arc::default(), AtomicUsize::new(0));
+        let activity = Arc::<Activity>::default();
+        held.places.insert(number, HeldPlace { permit, activity: activity.clone() });
+        let (peers, unread) = (self.clone(), AtomicUsize::new(0));
         Some(Arc::new(ConnectionPlace { peers, peer, number, activity, unread }))
     }
 }
@@ -197,31 +223,37 @@ impl ConnectionPlace {
         stalls.ended + stalls.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Serves the connection with this permit from now on.
+    /// Returns true if the connection has a permit.
+    pub(crate) fn is_served(&self) -> bool {
+        let all = self.peers.usage.lock();
+        let place = all.get(&self.peer).and_then(|held| held.places.get(&self.number));
+        place.is_some_and(|place| place.permit.is_some())
+    }
+
+    /// Serves the connection with this permit from now on, unless it was displaced while it waited.
     pub(crate) fn serve(&self, permit: OwnedSemaphorePermit) {
-        if let Some(held) = self.peers.usage.lock().get_mut(&self.peer) {
-            held.served.insert(self.number, ServedPlace { permit, activity: self.activity.clone() });
+        let mut all = self.peers.usage.lock();
+        if let Some(place) = all.get_mut(&self.peer).and_then(|held| held.places.get_mut(&self.number)) {
+            place.permit = Some(permit);
         }
     }
 
     /// Takes the permit of another place, as the module describes; `None` if this connection has to wait.
     pub(crate) fn displace(&self) -> Option<OwnedSemaphorePermit> {
         let mut all = self.peers.usage.lock();
-        let own = all.get(&self.peer).filter(|_| self.peer.is_some())?.connections;
-        let largest = all.iter().max_by_key(|(_, held)| held.served.len());
+        let own = all.get(&self.peer).filter(|_| self.peer.is_some())?.places.len();
+        let largest = all.iter().max_by_key(|(_, held)| held.served().count());
         let (peer, number) = largest
-            .filter(|(_, held)| held.served.len() > own)
-            .and_then(|(peer, held)| Some((*peer, *held.served.first_key_value()?.0)))
+            .filter(|(_, held)| held.served().count() > own)
+            .and_then(|(peer, held)| Some((*peer, held.served().next()?.0)))
             .or_else(|| if own == 1 { self.least_useful(&all) } else { None })?;
-        let ServedPlace { permit, activity } = all.get_mut(&peer)?.served.remove(&number)?;
-        activity.displaced.cancel();
-        Some(permit)
+        all.get_mut(&peer)?.displace(number)
     }
 
     /// Returns the oldest idle place, or else, for a user of this host, the oldest place of a peer on the network.
     fn least_useful(&self, all: &BTreeMap<Option<PeerId>, PeerUsage>) -> Option<(Option<PeerId>, u64)> {
         let served = all.iter().flat_map(|(peer, held)| {
-            held.served.iter().map(|(number, place)| (*number, *peer, place.activity.is_idle()))
+            held.served().map(|(number, place)| (number, *peer, place.activity.is_idle()))
         });
         let is_user = self.peer.is_some_and(PeerId::is_local);
         let is_remote = |peer: Option<PeerId>| peer.is_some_and(|peer| !peer.is_local());
@@ -276,10 +308,10 @@ impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut all = self.peers.usage.lock();
         let Some(held) = all.get_mut(&self.peer) else { return };
-        held.connections -= 1;
-        held.served.remove(&self.number);
+        held.places.remove(&self.number);
         held.unread -= *self.unread.get_mut();
-        if held.connections == 0 {
+        // Places that were displaced may still have unread bytes.
+        if held.places.is_empty() && held.unread == 0 {
             all.remove(&self.peer);
         }
     }
@@ -298,6 +330,10 @@ mod tests {
         peers.enter(Some(PeerId::new(address.parse().unwrap(), None)))
     }
 
+    fn displaced<const N: usize>(places: &[Arc<ConnectionPlace>; N]) -> [bool; N] {
+        places.each_ref().map(|place| place.activity.displaced.is_cancelled())
+    }
+
     #[test]
     fn limit_holds_for_all_peer_addresses() {
         for (addresses, other) in [
@@ -306,22 +342,68 @@ mod tests {
             (["2001:db8::1", "2001:db8::2", "2001:db8::ffff:0:0:3"], "2001:db8:0:1::1"),
         ] {
             let peers = Peers::new(SMALL_LIMITS);
-            let [first, second, third] = addresses.map(|address| enter(&peers, address));
-            assert!(first.is_some() && second.is_some() && third.is_none(), "{addresses:?}");
-            assert!(enter(&peers, other).is_some(), "{other}");
-            drop(first);
-            assert!(enter(&peers, addresses[2]).is_some(), "{addresses:?}");
+            let places = addresses.map(|address| enter(&peers, address).unwrap());
+            assert_eq!(displaced(&places), [true, false, false], "{addresses:?}");
+            let other_place = enter(&peers, other);
+            assert_eq!(displaced(&places), [true, false, false], "{other}");
+            let [_, second, third] = places;
             drop(second);
+            let places = [third, enter(&peers, addresses[2]).unwrap()];
+            assert_eq!(displaced(&places), [false, false], "{addresses:?}");
+            drop((places, other_place));
             assert!(peers.usage.lock().is_empty(), "{addresses:?}");
         }
         let peers = Peers::new(SMALL_LIMITS);
-        let of_user = |user| peers.enter(Some(PeerId::new("127.0.0.1".parse().unwrap(), user)));
-        let [first, second, third] = [0; 3].map(|user| of_user(Some(user)));
-        assert!(first.is_some() && second.is_some() && third.is_none());
-        assert!(of_user(Some(1000)).is_some() && of_user(None).is_some(), "each user is a peer");
+        let of_user = |user| peers.enter(Some(PeerId::new("127.0.0.1".parse().unwrap(), user))).unwrap();
+        let places = [Some(0), Some(1000), None, Some(0), Some(0)].map(of_user);
+        assert_eq!(displaced(&places), [true, false, false, false, false], "each user is a peer");
         let peers = Peers::new(SMALL_LIMITS);
-        let places: Vec<_> = (0..9).map(|_| peers.enter(None)).collect();
-        assert!(places.iter().all(Option::is_some), "a Unix socket has no limit of a peer");
+        let places = [(); 9].map(|()| peers.enter(None).unwrap());
+        assert_eq!(displaced(&places), [false; 9], "a Unix socket has no limit of a peer");
+    }
+
+    /// Two programs of one peer: one has responses in progress, the other opens connections again and again.
+    #[test]
+    fn full_peer_gives_up_least_useful_place() {
+        let limits = Limits { connections_of_a_peer: 4, ..SMALL_LIMITS };
+        let (peers, permits) = (Peers::new(limits), Arc::new(Semaphore::new(3)));
+        let places = [(); 4].map(|()| enter(&peers, "10.0.0.1").unwrap());
+        let requests = [places[0].begin_request(), places[2].begin_request()];
+        for place in &places[..3] {
+            place.serve(permits.clone().try_acquire_owned().unwrap());
+        }
+        let first = enter(&peers, "10.0.0.1").unwrap();
+        assert_eq!(displaced(&places), [false, true, false, false], "the oldest idle one");
+        assert!(first.is_served(), "with its permit");
+        let second = enter(&peers, "10.0.0.1").unwrap();
+        assert_eq!(displaced(&places), [false, true, false, true]);
+        assert!(!second.is_served(), "the one before had no permit");
+        let more = first.begin_request();
+        let third = enter(&peers, "10.0.0.1").unwrap();
+        assert_eq!(
+            displaced(&places),
+            [true, true, false, true],
+            "more than half are busy: the oldest of these"
+        );
+        assert_eq!(displaced(&[first.clone(), second.clone()]), [false, false]);
+        assert!(third.is_served());
+        drop((requests, more, places, first, second, third));
+        assert!(peers.usage.lock().is_empty());
+        assert_eq!(permits.available_permits(), 3);
+    }
+
+    #[test]
+    fn displaced_place_keeps_its_unread_bytes() {
+        let peers = Peers::new(SMALL_LIMITS);
+        let places = [(); 2].map(|()| enter(&peers, "10.0.0.1").unwrap());
+        assert!(places[0].reserve_unread(40));
+        let [first, second] = places;
+        let later = [(); 2].map(|()| enter(&peers, "10.0.0.1").unwrap());
+        assert!(!later[0].reserve_unread(1), "more than the limit of a peer");
+        drop((second, later));
+        assert!(!enter(&peers, "10.0.0.1").unwrap().reserve_unread(1), "the same without a place");
+        drop(first);
+        assert!(peers.usage.lock().is_empty());
     }
 
     #[test]
@@ -345,7 +427,7 @@ mod tests {
         let more = enter(&peers, "10.0.0.4").unwrap();
         assert!(more.displace().is_none(), "no peer has more than one");
         let crowd: Vec<_> = ["10.0.0.5", "10.0.0.6", "10.0.0.7"].map(|peer| enter(&peers, peer)).into();
-        assert!(crowd[0].is_some() && crowd[1].is_none(), "the number of waiting connections is limited");
+        assert!(crowd[1].is_some() && crowd[2].is_none(), "the number of waiting connections is limited");
         drop((served, request, late, more, crowd));
         assert!(peers.usage.lock().is_empty());
         assert_eq!(permits.available_permits(), 3);
@@ -361,7 +443,7 @@ mod tests {
         for place in &flood {
             place.serve(permits.clone().try_acquire_owned().unwrap());
         }
-        let displaced = || flood.each_ref().map(|place| place.activity.displaced.is_cancelled());
+        let displaced = || displaced(&flood);
         let late = enter(&peers, "10.0.0.4").unwrap();
         assert!(late.displace().is_none(), "all places are in use");
         requests[1] = None;

@@ -158,25 +158,26 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
             continue;
         };
         let Some(place) = peers.enter(peer) else {
-            tracing::debug!(peer = ?source, "connection closed: this peer has reached its limit of connections");
+            tracing::debug!(peer = ?source, "connection closed: very many wait, and this peer has the most");
             continue;
         };
-        // A displaced connection is closed by its own task.
-        let mut permit = permits.clone().try_acquire_owned().ok().or_else(|| place.displace());
-        if permit.is_none() && source.is_none() {
-            // On a Unix socket, further connections wait in the kernel's queue.
-            permit = tokio::select! {
-                () = stop.cancelled() => break,
-                permit = permits.clone().acquire_owned() => permit.ok(),
-            };
-        }
         // Done here and not in the task: the next connection may displace this one before the task has run.
-        let is_served = permit.map(|permit| place.serve(permit)).is_some();
+        if !place.is_served() {
+            let mut permit = permits.clone().try_acquire_owned().ok().or_else(|| place.displace());
+            if permit.is_none() && source.is_none() {
+                // On a Unix socket, further connections wait in the kernel's queue.
+                permit = tokio::select! {
+                    () = stop.cancelled() => break,
+                    permit = permits.clone().acquire_owned() => permit.ok(),
+                };
+            }
+            permit.into_iter().for_each(|permit| place.serve(permit));
+        }
         let (http, service, watcher, stop) =
             (http.clone(), service.clone(), graceful.watcher(), stop.clone());
-        let permits = permits.clone();
+        let (permits, served_place) = (permits.clone(), place.clone());
         let serving = async move {
-            if !is_served {
+            if !served_place.is_served() {
                 let permit = tokio::select! {
                     () = stop.cancelled() => return,
                     permit = timeout(limits.head, permits.acquire_owned()) => permit.ok().and_then(Result::ok),
@@ -186,7 +187,7 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                         "connection closed: the server has reached its limit of connections"
                     );
                 };
-                place.serve(permit);
+                served_place.serve(permit);
             }
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
@@ -196,26 +197,27 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                 Ok(opened) => opened,
                 Err(error) => return tracing::debug!(%error, "connection"),
             };
-            let peer = Peer { place: Some(place.clone()), ..peer };
-            let served_place = place.clone();
+            let peer = Peer { place: Some(served_place.clone()), ..peer };
+            let stream = TokioIo::new(PacedStream::new(stream, served_place.clone(), limits.stall));
             let service = service_fn(move |mut request: hyper::Request<Incoming>| {
                 request.extensions_mut().insert(peer.clone());
                 let active = served_place.begin_request();
                 let answer = service.call(request);
                 async move { Ok::<_, Infallible>(answer.await?.map(|body| ActiveBody { body, _active: active })) }
             });
-            let stream = TokioIo::new(PacedStream::new(stream, place.clone(), limits.stall));
-            let served = tokio::select! {
-                served = watcher.watch(http.serve_connection(stream, service)) => served,
-                () = place.displaced() => {
-                    return tracing::debug!("connection closed: its peer has the most connections, and other peers wait");
-                }
-            };
-            if let Err(error) = served {
+            if let Err(error) = watcher.watch(http.serve_connection(stream, service)).await {
                 tracing::debug!(%error, "connection");
             }
         };
-        tokio::spawn(serving.boxed());
+        let served = async move {
+            tokio::select! {
+                // First, so that a request that has arrived is answered even if its connection is displaced already.
+                biased;
+                () = serving => {}
+                () = place.displaced() => tracing::debug!("connection closed: another one takes its place"),
+            }
+        };
+        tokio::spawn(served.boxed());
     }
     drop(listener);
     if timeout(STOP_TIME_LIMIT, graceful.shutdown()).await.is_err() {
@@ -276,6 +278,7 @@ pub(crate) mod tests {
     use std::{net::IpAddr, os::unix::process::CommandExt as _};
 
     use axum::{extract::Request, routing::get};
+    use futures_util::StreamExt as _;
     use numaward_tests_support::skip_outside_ci;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -296,7 +299,14 @@ pub(crate) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let large = |_: Request| async { vec![b'x'; LARGE] };
-        let router = Router::new().route("/large", get(large)).route("/livez", get(|| async { "ok\n" }));
+        let staying = |_: Request| async {
+            let start = futures_util::stream::once(ready(Ok::<_, Infallible>("start")));
+            axum::body::Body::from_stream(start.chain(futures_util::stream::pending()))
+        };
+        let router = Router::new()
+            .route("/large", get(large))
+            .route("/staying", get(staying))
+            .route("/livez", get(|| async { "ok\n" }));
         tokio::spawn(serve_within(limits, Box::new(listener), layered(router), CancellationToken::new()));
         address
     }
@@ -357,18 +367,60 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn limits_connections_of_one_peer() {
+    async fn full_peer_replaces_its_oldest_idle_connection() {
         let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::DEFAULT };
         let address = start_server(limits).await;
         let mut held = Vec::new();
-        for _ in 0..limits.connections_of_a_peer {
+        for number in 0..limits.connections_of_a_peer + 2 {
             let mut stream = send(address, "/livez", 1).await;
-            assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"));
+            let answer = head(&mut stream).await;
+            assert!(answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")), "{number}");
             held.push(stream);
         }
-        assert_eq!(head(&mut send(address, "/livez", 1).await).await, None);
-        held.pop();
-        wait_for(address, "/livez").await;
+        for (number, stream) in held.iter_mut().enumerate() {
+            let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+            assert_eq!(head(stream).await.is_some(), number >= 2, "{number}");
+        }
+    }
+
+    /// Programs behind one address, such as the kubelet and a process of the same host.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn reconnecting_client_locks_out_no_other_of_its_peer() {
+        let address = start_server(Limits::DEFAULT).await;
+        let mut staying = send(address, "/staying", 1).await;
+        assert!(head(&mut staying).await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")));
+        let stop = CancellationToken::new();
+        let flooding = stop.clone();
+        let flood = std::thread::spawn(move || {
+            let mut open = VecDeque::new();
+            let mut connected = 0;
+            while !flooding.is_cancelled() {
+                if let Ok(stream) = std::net::TcpStream::connect(address) {
+                    open.push_back(stream);
+                    connected += 1;
+                }
+                if open.len() > 2 * Limits::DEFAULT.connections_of_a_peer {
+                    open.pop_front();
+                }
+                std::thread::sleep(Duration::from_micros(500));
+            }
+            connected
+        });
+        sleep(Duration::from_millis(500)).await;
+        for number in 0..20 {
+            let start = Instant::now();
+            let answer = head(&mut send(address, "/livez", 1).await).await;
+            assert!(
+                answer.as_ref().is_some_and(|answer| answer.starts_with("HTTP/1.1 200")),
+                "{number}: {answer:?}"
+            );
+            assert!(start.elapsed() < Duration::from_secs(1), "{number}: {:?}", start.elapsed());
+        }
+        stop.cancel();
+        assert!(flood.join().unwrap() > 2 * Limits::DEFAULT.connections_of_a_peer, "there was no flood");
+        let mut more = [0; 64];
+        let read = staying.try_read(&mut more).map_err(|error| error.kind());
+        assert_eq!(read, Err(io::ErrorKind::WouldBlock), "a response in progress is not cut off");
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -396,7 +448,8 @@ pub(crate) mod tests {
             assert!(answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")), "{number}");
             held.push(stream);
         }
-        assert_eq!(head(&mut send(address, "/livez", 1).await).await, None, "the limit of this user");
+        assert!(head(&mut send(address, "/livez", 1).await).await.is_some());
+        assert_eq!(head(&mut held[0]).await, None, "the limit of this user");
         flood.kill().unwrap();
         flood.wait().unwrap();
     }
