@@ -23,6 +23,7 @@ const FAST: EvictionTiming = EvictionTiming {
     poll_interval: Duration::from_millis(5),
     unplaced_delay: Duration::from_millis(100),
     pause_after_eviction: Duration::from_millis(300),
+    max_wait: Duration::from_mins(10),
     retry_delay: Duration::from_millis(50),
     max_retry_delay: Duration::from_millis(200),
 };
@@ -173,6 +174,41 @@ async fn evicts_one_pod_at_a_time() {
     assert!(ended.elapsed() + 2 * FAST.poll_interval >= FAST.pause_after_eviction, "{:?}", ended.elapsed());
     assert_eq!(run.evictions().len(), 2);
     assert!(run.evictions()[1].contains("/pods/b/"));
+}
+
+/// A finalizer of its owner keeps the object of an evicted pod whose containers have ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_pod_with_finalizer_delays_no_eviction() {
+    let run = run(&[pod("a", Some("ReplicaSet")), pod("b", Some("ReplicaSet"))]).await;
+    until("the first eviction", || run.count("evicted") == 1).await;
+    let mut ended = pod("a", Some("ReplicaSet"));
+    ended["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    ended["metadata"]["finalizers"] = json!(["a.example/x"]);
+    ended["status"] = json!({"phase": "Failed"});
+    run.server.put_pod(ended);
+    until("the second eviction", || run.count("evicted") == 2).await;
+    assert!(run.evictions()[1].contains("/pods/b/"), "{:?}", run.evictions());
+}
+
+/// Pods may take a year to end (`terminationGracePeriodSeconds`), and each may begin to end after the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_ends_are_awaited_for_limited_time() {
+    let timing = EvictionTiming { max_wait: Duration::from_secs(1), ..FAST };
+    let mut pods = ["a", "b", "c", "d"].map(|name| pod(name, Some("ReplicaSet")));
+    pods[0]["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let began = Instant::now();
+    let run = run_at(timing, EvictionReason::Unplaced, &pods).await;
+    tokio::time::sleep(timing.max_wait / 2).await;
+    assert_eq!(run.evictions(), [""; 0]);
+    pods[1]["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    run.server.put_pod(pods[1].clone());
+    until("the first eviction", || run.count("evicted") == 1).await;
+    assert!(began.elapsed() >= timing.max_wait, "{:?}", began.elapsed());
+    // The evicted pod does not end either.
+    until("the second eviction", || run.count("evicted") == 2).await;
+    assert!(began.elapsed() >= 2 * timing.max_wait, "{:?}", began.elapsed());
+    let asked = run.evictions();
+    assert!(asked[0].contains("/pods/c/") && asked[1].contains("/pods/d/"), "{asked:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

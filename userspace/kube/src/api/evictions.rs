@@ -10,11 +10,13 @@
 //! # Algorithm
 //! The list of such pods is polled. A pod that stays in it for a while gets an event, and the API server is asked for its eviction. A
 //! `PodDisruptionBudget` can block the eviction; then the next pod of the list is tried. After an eviction, no further pod is evicted
-//! until the evicted one is gone, and for a pause afterwards. A pod that runs without its claim and may not be evicted gets an event
+//! until the evicted one has ended, and for a pause afterwards; the same holds for listed pods that are being deleted. A pod may end
+//! slowly (`terminationGracePeriodSeconds`), so ends are awaited for a limited time, together. A pod that runs without its claim and may not be evicted gets an event
 //! that gives the reason.
 //!
 //! # Invariants
-//! - At most one pod is being evicted at a time.
+//! - At most one pod is being evicted at a time, unless its end takes longer than [`EvictionTiming::max_wait`].
+//! - No pod, and no number of pods, keeps others from being evicted for longer than that.
 //! - The eviction names the UID, so a new pod of the same name is never evicted instead.
 //! - A pod is evicted only if a controller creates it again, possibly on another host.
 //! - On a node that is short of memory, no pod is evicted while a pod that uses more memory there cannot be evicted, whatever the classes
@@ -120,6 +122,8 @@ pub struct EvictionTiming {
     pub unplaced_delay: Duration,
     /// Minimum time between the end of an evicted pod and the next eviction.
     pub pause_after_eviction: Duration,
+    /// Maximum time for which the ends of evicted and deleted pods are awaited.
+    pub max_wait: Duration,
     /// Minimum time between two requests. For the same pod, each request doubles the delay until the next one.
     pub retry_delay: Duration,
     /// Maximum delay between two requests for the same pod.
@@ -132,6 +136,7 @@ impl Default for EvictionTiming {
             poll_interval: Duration::from_secs(1),
             unplaced_delay: Duration::from_secs(30),
             pause_after_eviction: Duration::from_secs(30),
+            max_wait: Duration::from_mins(10),
             retry_delay: Duration::from_secs(10),
             max_retry_delay: Duration::from_mins(5),
         }
@@ -202,6 +207,8 @@ impl Evictor {
                 recorder,
                 candidates: BTreeMap::new(),
                 evicted: None,
+                waits_since: None,
+                overdue: BTreeSet::new(),
                 next: Instant::now(),
                 is_failing: false,
             };
@@ -250,8 +257,12 @@ struct EvictionLoop {
     recorder: EventRecorder,
     /// State of the listed pods, by UID.
     candidates: BTreeMap<String, ListedPod>,
-    /// The pod that was evicted last, until it is gone.
+    /// The pod that was evicted last, until it has ended.
     evicted: Option<PodId>,
+    /// The time since which the ends of pods are awaited and no pod is evicted.
+    waits_since: Option<Instant>,
+    /// The pods whose ends are not awaited any more.
+    overdue: BTreeSet<PodId>,
     /// Earliest time of the next request.
     next: Instant,
     /// True if the last request failed, and the error was reported.
@@ -280,19 +291,16 @@ impl EvictionLoop {
                     is_blocked: false,
                 });
             }
-            // A pod that is being deleted for any reason frees resources, so no further eviction may be necessary.
-            let is_leaving = |id: &PodId| pods.get(id).is_some_and(|stored| stored.is_leaving);
-            if self.evicted.as_ref().is_some_and(|id| pods.get(id).is_some())
-                || listed.iter().any(|(id, _)| is_leaving(id))
-            {
-                self.next = now + timing.pause_after_eviction;
+            if self.waits(&listed) {
+                self.next = now + self.evictor.timing.pause_after_eviction;
                 continue;
             }
             self.evicted = None;
             // Without a current list from the API server, the pods may be gone already.
-            if now < self.next || !pods.is_synced() {
+            if now < self.next || !self.evictor.pods.is_synced() {
                 continue;
             }
+            self.waits_since = None;
             let mut evictable = BTreeSet::new();
             for (id, why) in &listed {
                 // A request of this round has failed.
@@ -309,6 +317,37 @@ impl EvictionLoop {
                 }
             }
         }
+    }
+
+    /// Returns the evicted pod, and listed pods that are being deleted for any reason, until they have ended. They free resources, so no
+    /// further eviction may be necessary.
+    fn ending(&self, listed: &[(PodId, EvictionReason)]) -> BTreeSet<PodId> {
+        let is_ending = |id: &PodId| {
+            let stored = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal);
+            stored.is_some_and(|stored| stored.is_leaving || self.evicted.as_ref() == Some(id))
+        };
+        let pods = listed.iter().map(|(id, _)| id).chain(&self.evicted);
+        pods.filter(|id| is_ending(id)).cloned().collect()
+    }
+
+    /// Returns true while the end of a pod is awaited.
+    fn waits(&mut self, listed: &[(PodId, EvictionReason)]) -> bool {
+        // A pod may be listed again.
+        let pods = &self.evictor.pods;
+        self.overdue.retain(|id| pods.get(id).is_some());
+        let ending = self.ending(listed);
+        if ending.is_subset(&self.overdue) {
+            return false;
+        }
+        let limit = self.evictor.timing.max_wait;
+        if self.waits_since.get_or_insert_with(Instant::now).elapsed() < limit {
+            return true;
+        }
+        for pod in ending.difference(&self.overdue) {
+            tracing::warn!(%pod, "a pod that is being deleted has not ended; others are evicted meanwhile");
+        }
+        self.overdue.extend(ending);
+        false
     }
 
     /// Returns whether a pod is to be evicted, and the time for the next request has come.
@@ -334,7 +373,7 @@ impl EvictionLoop {
             };
             let Some(candidate) = self.candidates.get(&id.uid) else { continue };
             let is_delayed = candidate.is_blocked && Instant::now() < candidate.due;
-            if is_delayed || self.evictor.keep_reason(&stored, *other).is_some() {
+            if is_delayed || stored.is_leaving || self.evictor.keep_reason(&stored, *other).is_some() {
                 return Some(id.clone());
             }
             larger.push((id, *other, stored));
@@ -356,9 +395,8 @@ impl EvictionLoop {
 
     /// Requests the eviction of a pod that is due. Returns true if no further pod may be tried in this round.
     async fn try_evict(&mut self, id: &PodId, why: EvictionReason) -> bool {
-        let Some(stored) = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal) else {
-            return false;
-        };
+        let may_go = |stored: &Arc<StoredPod>| !stored.pod.is_terminal && !stored.is_leaving;
+        let Some(stored) = self.evictor.pods.get(id).filter(may_go) else { return false };
         let Some(candidate) = self.candidates.get_mut(&id.uid) else { return false };
         if let Some(keep) = self.evictor.keep_reason(&stored, why) {
             candidate.is_done = true;
@@ -377,8 +415,7 @@ impl EvictionLoop {
         // The API server may have taken long to answer the requests of this round. The pod may have got its resources meanwhile, the
         // node its memory, or another pod may have begun to leave.
         let listed = (self.evictor.to_evict)();
-        let is_leaving = |id: &PodId| self.evictor.pods.get(id).is_some_and(|stored| stored.is_leaving);
-        if !listed.iter().any(|(listed, _)| listed == id) || listed.iter().any(|(id, _)| is_leaving(id)) {
+        if !listed.iter().any(|(listed, _)| listed == id) || !self.ending(&listed).is_subset(&self.overdue) {
             return true;
         }
         let answer = self.evict(&stored, "").await;
