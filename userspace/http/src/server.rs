@@ -171,7 +171,9 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                     permit = permits.clone().acquire_owned() => permit.ok(),
                 };
             }
-            permit.into_iter().for_each(|permit| place.serve(permit));
+            if let Some(permit) = permit {
+                place.serve(permit);
+            }
         }
         let (http, service, watcher, stop) =
             (http.clone(), service.clone(), graceful.watcher(), stop.clone());
