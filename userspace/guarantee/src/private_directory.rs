@@ -10,12 +10,15 @@
 //! root or the daemon's user, and no other user may write to it. If it has the name `numaward`, or is empty, it is the
 //! daemon's alone and gets mode 0700. Any other keeps its mode, because it may be `/run`. An `emptyDir` belongs to the daemon's user, has no
 //! sticky bit, unlike `/tmp`, and is empty before and after its mode is set: no other user has put anything into it.
+//!
+//! The owner of a directory above could rename the daemon's away. So each directory and link on the way must belong to root or the daemon's
+//! user, and no other user may write to it, except with the sticky bit.
 
 use std::{
     fs::{self, Permissions},
     io,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
 };
 
 use numaward_cgroup::make_private_dir;
@@ -24,6 +27,8 @@ use numaward_cgroup::make_private_dir;
 const PRIVATE_MODE: u32 = 0o700;
 /// Mode bit of directories such as `/tmp`, which many users share.
 const STICKY: u32 = 0o1000;
+/// Maximum number of links on the way to a directory, as in the kernel.
+const MAX_LINKS: usize = 40;
 /// Default name of such a directory.
 const OWN_NAME: &str = "numaward";
 
@@ -40,12 +45,23 @@ pub enum DirectoryError {
         path = path.display()
     )]
     Insecure { path: PathBuf, uid: u32, mode: u32 },
+    /// Another user can write to a directory above, or owns it.
+    #[error(
+        "{path}: user {uid} owns {part} (mode {mode:04o}), so that other users can replace what is below it; \
+         choose a directory below ones that only root may write, or run chown root:root and chmod go-w on {part}",
+        path = path.display(), part = part.display()
+    )]
+    InsecureWay { path: PathBuf, part: PathBuf, uid: u32, mode: u32 },
 }
 
 /// Creates the directory and its missing parents, or checks an existing one.
 pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     let fail = |action| move |error| DirectoryError::Io(path.to_owned(), action, error);
+    let way = path::absolute(path).map_err(fail("find this directory"))?;
+    check_way(path, &way, false, MAX_LINKS)?;
     make_private_dir(path).map_err(fail("create this directory"))?;
+    // In a directory with the sticky bit, another user may have made one meanwhile.
+    check_way(path, &way, false, MAX_LINKS)?;
     let found = fs::metadata(path).map_err(fail("read its metadata"))?;
     let (uid, mode) = (found.uid(), found.mode() & 0o7777);
     let own = rustix::process::geteuid().as_raw();
@@ -72,9 +88,44 @@ pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
     Ok(())
 }
 
+/// Checks the existing directories and links that lead to `way`, and `way` itself if `with_last` is true. `path` is the configured one.
+fn check_way(path: &Path, way: &Path, with_last: bool, links: usize) -> Result<(), DirectoryError> {
+    let own = rustix::process::geteuid().as_raw();
+    let mut parts: Vec<&Path> = way.ancestors().collect();
+    parts.reverse();
+    for part in parts {
+        let fail = |action| move |error| DirectoryError::Io(part.to_owned(), action, error);
+        let found = match fs::symlink_metadata(part) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(fail("read its metadata"))?,
+        };
+        let (uid, mode, is_link) = (found.uid(), found.mode() & 0o7777, found.is_symlink());
+        if part == way && !with_last && !is_link {
+            return Ok(());
+        }
+        let is_shared = mode & 0o022 != 0 && mode & STICKY == 0 && !is_link;
+        if uid != 0 && uid != own || is_shared {
+            return Err(DirectoryError::InsecureWay {
+                path: path.to_owned(),
+                part: part.to_owned(),
+                uid,
+                mode,
+            });
+        }
+        if is_link {
+            let too_many = || fail("follow it")(io::Error::other("there are too many links"));
+            let links = links.checked_sub(1).ok_or_else(too_many)?;
+            let target = fs::read_link(part).map_err(fail("read this link"))?;
+            let target = part.parent().unwrap_or(part).join(target);
+            check_way(path, &target, with_last || part != way, links)?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::chown;
+    use std::os::unix::fs::{chown, lchown, symlink};
 
     use numaward_tests_support::skip_outside_ci;
 
@@ -114,6 +165,46 @@ mod tests {
             prepare(&path).unwrap();
             assert_eq!(mode(&path), expected, "{}", path.display());
         }
+    }
+
+    #[test]
+    fn private_directory_needs_secure_way() {
+        let root = tempfile::tempdir().unwrap();
+        let (parent, safe) = (root.path().join("parent"), root.path().join("safe"));
+        let (path, linked) = (parent.join("a/numaward"), root.path().join("link/numaward"));
+        fs::create_dir(&parent).unwrap();
+        fs::create_dir(&safe).unwrap();
+        fs::set_permissions(&safe, Permissions::from_mode(0o755)).unwrap();
+        symlink("parent/a", root.path().join("link")).unwrap();
+        let refused = |expected: &Path| {
+            for path in [&path, &linked] {
+                let error = prepare(path).unwrap_err();
+                let is_way = matches!(&error, DirectoryError::InsecureWay { part, .. } if part == expected);
+                assert!(is_way && error.to_string().contains("/parent"), "{error}");
+            }
+        };
+        fs::set_permissions(&parent, Permissions::from_mode(0o777)).unwrap();
+        refused(&parent);
+        assert!(!parent.join("a").exists(), "nothing is made there");
+        fs::set_permissions(&parent, Permissions::from_mode(0o1777)).unwrap();
+        prepare(&path).unwrap();
+        prepare(&linked).unwrap();
+        symlink(&path, safe.join("last")).unwrap();
+        prepare(&safe.join("last")).unwrap();
+        symlink("loop", root.path().join("loop")).unwrap();
+        let error = prepare(&root.path().join("loop/numaward")).unwrap_err();
+        assert!(error.to_string().contains("links"), "{error}");
+        if !rustix::process::geteuid().is_root() {
+            return skip_outside_ci("in part: only root can change the owner of a directory");
+        }
+        lchown(safe.join("last"), Some(65534), None).unwrap();
+        assert!(matches!(prepare(&safe.join("last")), Err(DirectoryError::InsecureWay { uid: 65534, .. })));
+        for owned in [&parent, &parent.join("a")] {
+            chown(owned, Some(65534), None).unwrap();
+            refused(owned);
+            chown(owned, Some(0), None).unwrap();
+        }
+        prepare(&linked).unwrap();
     }
 
     #[test]
