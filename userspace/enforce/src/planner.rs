@@ -3,12 +3,13 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    os::unix::fs::MetadataExt as _,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use numaward_cgroup::{
-    CgroupPath,
+    CgroupPath, is_trusted_user,
     knob::{Knob, KnobError, KnobValue, Limit, Partition, Quota},
     read,
 };
@@ -220,9 +221,16 @@ impl Enforcer {
                 let floor = limit(&values, knob);
                 let children = below().filter(|(other, _)| other.parent().as_ref() == Some(path));
                 let beside = children.filter_map(|(_, record)| record.settings.sibling_claim(knob)).max();
-                let claimed = self.claimed(applied, &wanted, path, knob)?;
-                let needed =
-                    claimed.saturating_add(beside.unwrap_or(NO_PROTECTION)).max(floor.unwrap_or(found));
+                let claimed = if self.is_delegated(path)? {
+                    let claim =
+                        |settings: &Settings| [settings.protection(knob), settings.sibling_claim(knob)];
+                    let claims = below().flat_map(|(_, record)| claim(&record.settings)).flatten();
+                    claims.fold(NO_PROTECTION, Limit::saturating_add)
+                } else {
+                    self.claimed(applied, &wanted, path, knob)?
+                        .saturating_add(beside.unwrap_or(NO_PROTECTION))
+                };
+                let needed = claimed.max(floor.unwrap_or(found));
                 if floor.is_some() || needed > found {
                     values.0.insert(knob, KnobValue::Limit(needed));
                 }
@@ -245,6 +253,14 @@ impl Enforcer {
             wanted.insert(path, values);
         }
         Ok(wanted)
+    }
+
+    /// Returns true if the children of a cgroup belong to a user without privileges: only the claims of guarantees count there, because the
+    /// owner could claim all memory of the host.
+    fn is_delegated(&self, path: &CgroupPath) -> Result<bool, EnforceError> {
+        let found = std::fs::metadata(path.dir(self.root()));
+        let found = found.map_err(|source| EnforceError::List { cgroup: path.clone(), source })?;
+        Ok(!is_trusted_user(found.uid()))
     }
 
     /// Returns the sum of the claims of a cgroup's children.
@@ -284,7 +300,7 @@ impl Enforcer {
         Ok(claims.map(counted).fold(NO_PROTECTION, Limit::saturating_add))
     }
 
-    /// Reads the claims of a cgroup's children from their knobs.
+    /// Reads the claims of a cgroup's children from their knobs. Those without a claim are left out.
     fn read_claims(
         &self,
         parent: &CgroupPath,
@@ -302,7 +318,7 @@ impl Enforcer {
                 continue;
             };
             match knob.read(&entry.path()) {
-                Ok(KnobValue::Limit(claim)) => drop(claims.insert(child, claim)),
+                Ok(KnobValue::Limit(claim)) if claim > NO_PROTECTION => drop(claims.insert(child, claim)),
                 Ok(_) | Err(KnobError::Missing { .. } | KnobError::Gone { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -6,6 +6,7 @@ mod threads;
 
 use std::{
     fs,
+    os::unix::fs::chown,
     time::{Duration, Instant},
 };
 
@@ -14,6 +15,7 @@ use numaward_cgroup::{
     knob::{Knob, KnobValue, Limit, Partition},
 };
 use numaward_model::Settings;
+use numaward_tests_support::skip_outside_ci;
 use numaward_topology::{Bytes, CpuSet, HugepageSize};
 use tempfile::TempDir;
 
@@ -222,6 +224,29 @@ fn unlimited_claim_counts_by_usage() {
     assert!(tree.release(&applied, "/a/b").is_empty());
     assert_eq!(protection(), [0, 0].map(bytes));
     assert_eq!(tree.get("/a/other", "memory.min"), "max");
+}
+
+/// The owner of a delegated subtree may claim any amount there.
+#[test]
+fn claims_of_delegated_cgroups_are_ignored() {
+    let tree = FakeHierarchy::new(&["/a", "/a/u", "/a/u/b", "/a/u/b/c", "/a/u/b/d", "/a/u/other"]);
+    let delegate = |cgroup| chown(path(cgroup).dir(tree.root.path()), Some(65534), None);
+    if delegate("/a/u").and_then(|()| delegate("/a/u/b")).is_err() {
+        return skip_outside_ci("only root can change the owner of a directory");
+    }
+    let terabyte = bytes(1 << 20);
+    for cgroup in ["/a/u/b", "/a/u/other"] {
+        tree.write_file(cgroup, "memory.min", &terabyte);
+    }
+    let mins = || ["/a", "/a/u", "/a/u/b"].map(|cgroup| tree.get(cgroup, "memory.min"));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/u/b/c", protected(20));
+    assert_eq!(mins(), [bytes(20), bytes(20), terabyte.clone()]);
+    let with_sidecar = Settings { beside: Some(Bytes::mib(5)), ..protected(30) };
+    let applied = tree.hold(&applied, "/a/u/b/d", with_sidecar);
+    assert_eq!(mins(), [bytes(55), bytes(55), terabyte.clone()]);
+    let applied = tree.release(&tree.release(&applied, "/a/u/b/c"), "/a/u/b/d");
+    assert_eq!(mins(), [bytes(0), bytes(0), terabyte]);
+    assert!(applied.is_empty());
 }
 
 #[test]

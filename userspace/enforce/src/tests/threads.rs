@@ -55,7 +55,7 @@ fn all_and_first() -> Option<(CpuSet, CpuSet)> {
     let all = affinity(None).unwrap();
     let first = CpuSet::single(all.first().unwrap());
     if all == first {
-        numaward_tests_support::skip_outside_ci("it needs two CPUs");
+        skip_outside_ci("it needs two CPUs");
         return None;
     }
     Some((all, first))

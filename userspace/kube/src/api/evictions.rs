@@ -275,7 +275,7 @@ impl EvictionLoop {
             sleep(self.evictor.timing.poll_interval).await;
             let listed = (self.evictor.to_evict)();
             self.candidates.retain(|uid, _| listed.iter().any(|(id, _)| id.uid == *uid));
-            let Evictor { pods, timing, report, .. } = &self.evictor;
+            let Evictor { timing, report, .. } = &self.evictor;
             // The pods that could not be evicted are not listed any more, so the error is over.
             if self.candidates.is_empty() && std::mem::take(&mut self.is_failing) {
                 report(Ok(()));
