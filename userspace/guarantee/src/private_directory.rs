@@ -12,7 +12,7 @@
 //! sticky bit, unlike `/tmp`, and is empty before and after its mode is set: no other user has put anything into it.
 //!
 //! The owner of a directory above could rename the daemon's away. So each directory and link on the way must belong to root or the daemon's
-//! user, and no other user may write to it, except with the sticky bit.
+//! user, and no other user may write to it, except with the sticky bit. Members of the group root may: images have such directories.
 
 use std::{
     fs::{self, Permissions},
@@ -103,7 +103,8 @@ fn check_way(path: &Path, way: &Path, with_last: bool, links: usize) -> Result<(
         if part == way && !with_last && !is_link {
             return Ok(());
         }
-        let is_shared = mode & 0o022 != 0 && mode & STICKY == 0 && !is_link;
+        let writers = if found.gid() == 0 { 0o002 } else { 0o022 };
+        let is_shared = mode & writers != 0 && mode & STICKY == 0 && !is_link;
         if uid != 0 && uid != own || is_shared {
             return Err(DirectoryError::InsecureWay {
                 path: path.to_owned(),
@@ -205,6 +206,11 @@ mod tests {
             chown(owned, Some(0), None).unwrap();
         }
         prepare(&linked).unwrap();
+        fs::set_permissions(&parent, Permissions::from_mode(0o775)).unwrap();
+        chown(&parent, None, Some(0)).unwrap();
+        prepare(&path).unwrap();
+        chown(&parent, None, Some(65534)).unwrap();
+        refused(&parent);
     }
 
     #[test]
