@@ -539,6 +539,7 @@ async fn reads_kubelet_version_of_node() {
     server.put_node("old", "u1", "v1.32.10");
     server.put_node("new", "u2", "v1.35.0+k3s1");
     server.put_node("odd", "u3", "unknown");
+    server.put_node("next", "u4", "v1.37.1");
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("kubeconfig");
     fs::write(&kubeconfig, server.kubeconfig()).unwrap();
@@ -548,21 +549,30 @@ async fn reads_kubelet_version_of_node() {
         config.kubernetes.kubeconfig = Some(kubeconfig.clone());
         config
     };
-    for (node, configured, version) in [
-        ("old", None, Some(V1_32)),
-        ("new", None, Some(V1_36)),
-        ("old", Some(V1_36), Some(V1_36)),
-        ("odd", None, None),
-        ("gone", None, None),
+    for (node, configured, version, degraded) in [
+        ("old", None, Some(V1_32), ""),
+        ("new", None, Some(V1_36), ""),
+        ("next", None, Some(V1_36), "the kubelet v1.37.1 is newer than those with recorded decisions"),
+        ("next", Some(V1_36), Some(V1_36), ""),
+        ("old", Some(V1_36), Some(V1_36), ""),
+        ("odd", None, None, "the version of the kubelet is unknown"),
+        ("gone", None, None, "the version of the kubelet is unknown"),
     ] {
-        let found = kubelet::with_kubelet_version(&config(node, StrategyKind::Kubelet, configured)).await;
+        let config = config(node, StrategyKind::Kubelet, configured);
+        let observer = Observer::new(&config);
+        let found = kubelet::with_kubelet_version(&config, &observer).await;
         assert_eq!(found.kubelet_version, version, "{node}");
+        let noted = observer.status().degraded;
+        let noted = noted.iter().find(|part| part.part == "kubelet_version").map(|part| part.reason.as_str());
+        assert!(noted.unwrap_or_default().starts_with(degraded), "{node}: {noted:?}");
+        assert_eq!(noted.is_some(), !degraded.is_empty(), "{node}: {noted:?}");
     }
     let count = server.requests().len();
     let native = config("old", StrategyKind::Native, None);
-    assert_eq!(kubelet::with_kubelet_version(&native).await, native);
+    let observer = Observer::new(&native);
+    assert_eq!(kubelet::with_kubelet_version(&native, &observer).await, native);
     let nowhere = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
-    assert_eq!(kubelet::with_kubelet_version(&nowhere).await, nowhere);
+    assert_eq!(kubelet::with_kubelet_version(&nowhere, &observer).await, nowhere);
     assert_eq!(server.requests().len(), count);
 }
 

@@ -10,8 +10,10 @@ use parking_lot::{Mutex, MutexGuard};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum DaemonPart {
-    /// Following the configuration; degraded if its files are invalid, or have changes that take effect at the next start.
+    /// Following the configuration; degraded if its files are invalid.
     Configuration,
+    /// Changes of the configuration that wait for the next start or for `numaward reload`. No fault, so no alert.
+    PendingConfiguration,
     /// Reading the CPUs, nodes and memory of the machine.
     Topology,
     /// Writing nodes and memory that were added to the probes' maps.
@@ -46,6 +48,8 @@ pub enum DaemonPart {
     Policy,
     /// Reading the kubelet's guarantees; degraded as well if it pins containers that are also pinned here.
     Kubelet,
+    /// Repeating the decisions of the kubelet (strategy `kubelet`); degraded if its version is unknown, or newer than the recorded ones.
+    KubeletVersion,
     /// Reading the kubelet's configuration from its API.
     KubeletConfiguration,
     /// Reading pods from the API server.

@@ -65,7 +65,7 @@ pub async fn prepare(
     mode: OperatingMode,
     observer: &Observer,
 ) -> (Config, Option<ReservationOrigin>) {
-    let config = with_kubelet_version(config).await;
+    let config = with_kubelet_version(config, observer).await;
     if mode == OperatingMode::Observe {
         return (config, None);
     }
