@@ -264,8 +264,9 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Load the daemon's configuration again
     ///
-    /// Changes of `guarantees` and `log.level` take effect at once. Other changed keys are listed, and take effect with a
-    /// restart. If a file is invalid, nothing changes and the command fails. `systemctl reload numaward` runs this command.
+    /// Changes of `guarantees`, `log.level` and some keys of `kubernetes` take effect at once. Other changed keys are
+    /// listed, and take effect with a restart. If a file is invalid, nothing changes and the command fails. `systemctl
+    /// reload numaward` runs this command.
     Reload(Output),
     /// Print a completion script for a shell
     Completions {
@@ -363,6 +364,8 @@ pub(crate) fn options() -> clap::Command {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Check a configuration and report all its errors
+    ///
+    /// Without --node and --group, the files of all groups and nodes beside it are checked as well.
     Check {
         /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
         file: Option<PathBuf>,

@@ -821,9 +821,9 @@ struct ConfigReport<'a> {
 }
 
 fn check_config(sources: &Sources, output: Output) -> anyhow::Result<ExitCode> {
-    match config::load(sources) {
-        Ok(loaded) => {
-            let (files, warnings) = (loaded.files.as_slice(), loaded.warnings.as_slice());
+    match config::check(sources) {
+        Ok(checked) => {
+            let (files, warnings) = (checked.files.as_slice(), checked.warnings.as_slice());
             print(output, &ConfigReport { valid: true, files, errors: &[], warnings }, |_| {
                 let source = if files.is_empty() {
                     format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE)

@@ -49,8 +49,8 @@ pub use self::{
     control::{AccessCredentials, Control, Tls},
     kubelet_keys::gate_problems,
     load::{
-        CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, LoadedConfig, Sources, VARIABLE_PREFIX, load,
-        read_yaml,
+        CLIENT_VARIABLES, CheckedFiles, DEFAULT_FILE, FILE_VARIABLE, Flag, LoadedConfig, Sources,
+        VARIABLE_PREFIX, check, load, read_yaml,
     },
     node_scope::NodeScope,
     origins::{ChangedKey, SourcedValue},

@@ -77,26 +77,77 @@ pub struct LoadedConfig {
     pub warnings: Vec<String>,
 }
 
+/// Files without problems.
+#[derive(Clone, Debug)]
+pub struct CheckedFiles {
+    pub files: Vec<PathBuf>,
+    /// Warnings about settings without effect.
+    pub warnings: Vec<String>,
+}
+
+/// Checks the configuration of the given Kubernetes node. If none is given, checks that of this host, and those of all groups and nodes
+/// with a file.
+pub fn check(sources: &Sources) -> Result<CheckedFiles, Problems> {
+    let mut scopes = vec![sources.node.clone()];
+    if sources.node.is_none() {
+        let (path, _) = sources.path();
+        let mut others: Vec<_> = node_scope::file_scopes(directory_of(&path)).collect();
+        others.sort_by(|a, b| (&a.group, &a.name).cmp(&(&b.group, &b.name)));
+        scopes.extend(others.into_iter().map(Some));
+    }
+    let (mut files, mut warnings, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    for node in scopes {
+        match load(&Sources { node, ..sources.clone() }) {
+            Ok(loaded) => {
+                add_new(&mut files, loaded.files);
+                add_new(&mut warnings, loaded.warnings);
+            }
+            Err(found) => add_new(&mut problems, found.0),
+        }
+    }
+    if problems.is_empty() { Ok(CheckedFiles { files, warnings }) } else { Err(Problems(problems)) }
+}
+
+fn add_new<T: PartialEq>(known: &mut Vec<T>, found: Vec<T>) {
+    for item in found {
+        if !known.contains(&item) {
+            known.push(item);
+        }
+    }
+}
+
+impl Sources {
+    /// Returns the path of the configuration file, and true if it must exist.
+    fn path(&self) -> (PathBuf, bool) {
+        let named = self.file.clone().or_else(|| self.variables.get(FILE_VARIABLE).map(PathBuf::from));
+        let must_exist = named.is_some();
+        (named.unwrap_or_else(|| PathBuf::from(DEFAULT_FILE)), must_exist)
+    }
+}
+
+fn directory_of(path: &Path) -> &Path {
+    // The parent of a plain name is empty.
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Reads, merges and checks all sources.
 pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
     let known = KnownKeys::new();
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
 
-    let named = sources.file.clone().or_else(|| sources.variables.get(FILE_VARIABLE).map(PathBuf::from));
-    let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+    let (path, must_exist) = sources.path();
     let mut files = Vec::new();
     let mut tree = if let Some(read) = read_file(&path, &mut problems) {
         files.push(path.clone());
         read
     } else {
-        if named.is_some() {
+        if must_exist {
             problems.push(Problem::unreadable(&path, &io::Error::from(io::ErrorKind::NotFound)));
         }
         tree::empty(&path)
     };
-    // The parent of a plain name is empty.
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = directory_of(&path);
     let mut dropped = Findings::default();
     files.extend(drop_ins::merge_keys(&mut tree, directory, &mut dropped));
     let has_scoped_files = node_scope::has_files(directory);

@@ -66,10 +66,17 @@ impl NodeScope {
 
 /// Returns true if the directory has files of groups or nodes.
 pub(super) fn has_files(directory: &Path) -> bool {
+    file_scopes(directory).next().is_some()
+}
+
+/// Returns a scope for each file of a group or a node in the directory, with which that file applies.
+pub(super) fn file_scopes(directory: &Path) -> impl Iterator<Item = NodeScope> + use<> {
     let entries = fs::read_dir(directory).into_iter().flatten().take(MAX_ENTRIES);
-    let mut names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    names.any(|name| {
-        let stem = name.strip_suffix(".yaml");
-        stem.is_some_and(|stem| stem.starts_with("group.") || stem.starts_with("node."))
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter_map(|name| {
+        let stem = name.strip_suffix(".yaml")?;
+        let group = stem.strip_prefix("group.").map(str::to_owned);
+        let name = stem.strip_prefix("node.").map(str::to_owned);
+        (group.is_some() || name.is_some()).then(|| NodeScope { name: name.unwrap_or_default(), group })
     })
 }

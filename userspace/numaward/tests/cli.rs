@@ -401,6 +401,16 @@ fn reports_all_configuration_errors() {
     assert_eq!(checked.status.code(), Some(1));
     assert!(text(&checked.stderr).contains("variable NUMAWARD_LISTEN: listen: \"here\""), "{checked:?}");
 
+    let group = |name: &str| dir.path().join(format!("group.{name}.yaml"));
+    fs::write(group("gpu"), "probes: {slots: 9}\n").unwrap();
+    let both = format!("{file}, {}: valid\n", group("gpu").display());
+    assert_eq!(run_command(&["config", "check", file]), (both.clone(), 0));
+    fs::write(group("bad"), "probes: {slots: 0}\n").unwrap();
+    let (error, code) = run_failing(&["config", "check", file]);
+    assert_eq!(code, 1);
+    assert!(error.contains("has 1 problem") && error.contains("group.bad.yaml:1:17"), "{error}");
+    assert_eq!(run_command(&["config", "check", file, "--group", "gpu"]), (both, 0), "only this group");
+
     let (error, code) = run_failing(&["config", "check", "/nonexistent/numaward.yaml"]);
     assert_eq!(code, 1);
     assert!(error.contains("/nonexistent/numaward.yaml: cannot be read"), "{error}");
