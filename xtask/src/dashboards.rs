@@ -679,12 +679,16 @@ mod tests {
     }
 
     /// Families in no panel and no rule, with the reason.
-    const UNSHOWN: [(&str, &str); 9] = [
+    const UNSHOWN: [(&str, &str); 10] = [
         ("numaward_interleave_weight", "a setting, which only changes with the configuration"),
         ("numaward_kubernetes_pods", "for a comparison with the API server, if pods are ignored"),
         (
             "numaward_kubernetes_pods_synced",
             "0 for seconds after a start; failures show as degraded and as API errors",
+        ),
+        (
+            "numaward_nri_refused_pods",
+            "the cluster shows the same pods in ContainerCreating; the refusals are shown",
         ),
         ("numaward_probe_sampled_ratio", "a setting, which only changes with the configuration"),
         ("numaward_rebalance_running", "most rebalances end between two scrapes; their outcomes are shown"),

@@ -136,17 +136,27 @@ fn view(cluster: &Cluster, key: &str) -> Result<String, String> {
 /// A changed group of nodes replaces no daemon. What cannot change while the daemon runs is reported, and takes effect at its start.
 fn follows_its_group(cluster: &Cluster) {
     let (daemon, _) = cluster.daemon().unwrap();
-    let group = json!({ "log": { "level": "debug" }, "kubernetes": { "refusedAfter": "17s" } });
+    let level_changes = || {
+        let log = cluster.node.run(&format!("cat /var/log/pods/numaward_{daemon}_*/*/*.log")).unwrap();
+        log.matches("the level of the log has changed").count()
+    };
+    let before = level_changes();
+    let log = json!({ "level": "debug", "format": "json" });
+    let group = json!({ "log": log, "kubernetes": { "refusedAfter": "17s" } });
     helm(cluster, "upgrade", Some(&values(&group)));
     let reason = cluster.wait_for("a change waits for the next start", || {
-        degraded(cluster, "configuration")?.ok_or_else(|| "nothing waits".to_owned())
+        degraded(cluster, "pending_configuration")?.ok_or_else(|| "nothing waits".to_owned())
     });
-    assert!(reason.contains("kubernetes.refusedAfter"), "{reason}");
-    assert!(!reason.contains("log.level"), "the level of the log changes at once: {reason}");
+    assert!(reason.contains("log.format"), "{reason}");
+    for live in ["log.level", "kubernetes.refusedAfter"] {
+        assert!(!reason.contains(live), "{live} changes at once: {reason}");
+    }
+    assert_eq!(degraded(cluster, "configuration").unwrap(), None);
+    assert_eq!(level_changes(), before + 1, "the level of the log has changed");
     assert_eq!(cluster.daemon().unwrap().0, daemon, "the daemon is not replaced");
     cluster.step("a change of the group waits");
     cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=30m"]);
-    cluster.wait_for("the change is in effect", || match degraded(cluster, "configuration")? {
+    cluster.wait_for("the change is in effect", || match degraded(cluster, "pending_configuration")? {
         Some(reason) => Err(reason),
         None if cluster.daemon()?.0 == daemon => Err("the daemon is still there".to_owned()),
         None => Ok(()),

@@ -59,7 +59,7 @@ pub struct Kubernetes {
     pub beyond_quota_namespaces: BTreeSet<String>,
     /// The cgroup that is pinned for the pods of a runtime handler: by the name of the handler in the configuration of
     /// the container runtime (`handler` of a `RuntimeClass`). Default: `none` for handlers with `kata`, `runsc`,
-    /// `gvisor` or `firecracker` in their names, otherwise `container`.
+    /// `gvisor`, `firecracker` or `krun` in their names, otherwise `container`.
     pub runtime_handlers: BTreeMap<String, HandlerPin>,
     /// The handling of the CPU quota of a container with exclusive CPUs, and of its pod.
     pub cpu_quota: CpuQuota,
@@ -92,12 +92,32 @@ impl HandlerPin {
     fn default_for(handler: &str) -> Self {
         let name = handler.to_ascii_lowercase();
         let runs_elsewhere =
-            ["kata", "runsc", "gvisor", "firecracker"].iter().any(|part| name.contains(part));
+            ["kata", "runsc", "gvisor", "firecracker", "krun"].iter().any(|part| name.contains(part));
         if runs_elsewhere { Self::None } else { Self::Container }
     }
 }
 
 impl Kubernetes {
+    /// The keys that take effect while the daemon runs, for decisions from then on.
+    pub const LIVE_KEYS: [&str; 4] = [
+        "kubernetes.placementNamespaces",
+        "kubernetes.placementOffNamespaces",
+        "kubernetes.beyondQuotaNamespaces",
+        "kubernetes.refusedAfter",
+    ];
+
+    /// Returns these settings with the values of [`Self::LIVE_KEYS`] from others.
+    #[must_use]
+    pub fn with_live_keys(&self, from: &Self) -> Self {
+        Self {
+            placement_namespaces: from.placement_namespaces.clone(),
+            placement_off_namespaces: from.placement_off_namespaces.clone(),
+            beyond_quota_namespaces: from.beyond_quota_namespaces.clone(),
+            refused_after: from.refused_after,
+            ..self.clone()
+        }
+    }
+
     /// Returns the cgroup to pin for the pods of a runtime handler; an empty name is the default handler of the runtime.
     pub fn handler_pin(&self, handler: &str) -> HandlerPin {
         self.runtime_handlers.get(handler).copied().unwrap_or_else(|| HandlerPin::default_for(handler))
@@ -290,6 +310,7 @@ mod tests {
             ("Kata", HandlerPin::None),
             ("runsc", HandlerPin::None),
             ("my-gvisor", HandlerPin::None),
+            ("krun", HandlerPin::None),
             ("kata-qemu", HandlerPin::Sandbox),
             ("odd", HandlerPin::None),
         ] {

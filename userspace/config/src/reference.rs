@@ -32,7 +32,9 @@ Other tools can own files in two folders beside the configuration file. Files wi
 
 Only root may be able to change a folder and its files (`chmod go-w`). A folder may have 256 files, together 1 MiB. Files of groups and nodes override `conf.d`.
 
-If the files change while the daemon runs, `log.level` takes effect at once. `numaward reload`, or `systemctl reload numaward`, applies
+If the files change while the daemon runs, `log.level` takes effect at once, and for pods that start from then on (`refusedAfter` also for
+refused ones) `kubernetes.placementNamespaces`, `kubernetes.placementOffNamespaces`, `kubernetes.beyondQuotaNamespaces` and
+`kubernetes.refusedAfter`. `numaward reload`, or `systemctl reload numaward`, applies
 `guarantees` as well, and lists the other changed keys, which take effect when the daemon starts again; until then, `numaward status` has
 them. If a file is invalid, the reload fails, and nothing changes. A workload without a declaration any more loses its exclusive CPUs, and the
 protection of its memory and the binding to nodes; it runs on, and its pages stay where they are.

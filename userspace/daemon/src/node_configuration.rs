@@ -7,8 +7,8 @@
 //! # Algorithm
 //! The name and the group of the node are stored in the state directory, from where each load of the configuration takes them. They are
 //! asked for before the first start on a node, and while the daemon runs. The files are loaded again at an interval. The level of the log
-//! is changed at once. A reload, which a client of the control socket requests, also applies declared guarantees. Any other change is
-//! reported, by the degraded part `configuration`, until the daemon starts again or the change is undone: guarantees outlive a restart, but a faulty change of all hosts at once should not reach all daemons at once. The rollout of
+//! and [`Kubernetes::LIVE_KEYS`], which concern pods that start later, are changed at once. A reload, which a client of the control socket requests, also applies declared guarantees. Any other change is
+//! reported, by the part `pending_configuration`, until the daemon starts again or the change is undone: guarantees outlive a restart, but a faulty change of all hosts at once should not reach all daemons at once. The rollout of
 //! the `DaemonSet` decides when each daemon starts again.
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
@@ -16,13 +16,14 @@ use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use numaward_api as api;
 use numaward_config::{
-    ChangedKey, Config, LoadedConfig, NodeScope, Problems, Sources, enforcement::GUARANTEES_KEY, load,
+    ChangedKey, Config, LoadedConfig, NodeScope, Problems, Sources, enforcement::GUARANTEES_KEY,
+    kubernetes::Kubernetes, load,
 };
 use numaward_guarantee::{private_directory, reconciler::ReconcilerHandle};
 use numaward_kube::api::{connect, node_label};
 use numaward_observe::{DaemonPart, Observer};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -38,7 +39,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 const GROUP_INTERVAL: Duration = Duration::from_mins(5);
 /// The time limit of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The key that takes effect at once.
 const LOG_LEVEL: &str = "log.level";
 
 /// Intervals at which the configuration is followed.
@@ -71,6 +71,8 @@ pub(crate) struct NodeConfiguration {
     sources: Sources,
     loaded: LoadedConfig,
     log: LogSwitch,
+    /// The present settings of Kubernetes.
+    kubernetes: watch::Sender<Kubernetes>,
 }
 
 impl NodeConfiguration {
@@ -84,7 +86,17 @@ impl NodeConfiguration {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let loaded = runtime.block_on(load_of_node(&mut sources, loaded))?;
         log.set_level(loaded.config.log.level);
-        Ok(Self { sources, loaded, log })
+        Ok(Self::new(sources, loaded, log))
+    }
+
+    fn new(sources: Sources, loaded: LoadedConfig, log: LogSwitch) -> Self {
+        let kubernetes = watch::Sender::new(loaded.config.kubernetes.clone());
+        Self { sources, loaded, log, kubernetes }
+    }
+
+    /// Returns the settings of Kubernetes, some of which change while the daemon runs.
+    pub(crate) fn kubernetes(&self) -> watch::Receiver<Kubernetes> {
+        self.kubernetes.subscribe()
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -141,23 +153,25 @@ struct Follower {
     /// True if the reconciler has other rules than those in effect: the last reload could not apply all of them.
     is_incomplete: bool,
     log: LogSwitch,
+    kubernetes: watch::Sender<Kubernetes>,
 }
 
 /// Changed keys of a configuration, by the way in which they take effect.
 #[derive(Debug, Default)]
 struct Changes {
-    level: Option<ChangedKey>,
+    /// Those that take effect at once.
+    live: Vec<ChangedKey>,
     guarantees: Option<ChangedKey>,
     others: Vec<ChangedKey>,
 }
 
 impl Follower {
     fn new(
-        NodeConfiguration { sources, loaded, log }: NodeConfiguration,
+        NodeConfiguration { sources, loaded, log, kubernetes }: NodeConfiguration,
         observer: Arc<Observer>,
         reconciler: Option<ReconcilerHandle>,
     ) -> Self {
-        Self { sources, effective: loaded, observer, reconciler, is_incomplete: false, log }
+        Self { sources, effective: loaded, observer, reconciler, is_incomplete: false, log, kubernetes }
     }
 
     async fn run(mut self, timing: FollowTiming, mut reloads: mpsc::Receiver<ReloadRequest>) {
@@ -198,26 +212,36 @@ impl Follower {
         }
     }
 
-    /// Loads the configuration, applies the level of the log, and reports other changes. Returns the loaded configuration if it is valid.
+    /// Loads the configuration, applies the keys that take effect at once, and reports other changes. Returns the loaded configuration if it is valid.
     fn check(&mut self) -> Option<LoadedConfig> {
-        let (report, loaded) = match load(&self.sources) {
-            Err(problems) => (Some(invalid(&problems)), None),
-            Ok(loaded) => {
-                let report = match self.changes(&loaded) {
-                    Ok(changes) => {
-                        self.set_level(&loaded);
-                        changes.pending()
-                    }
-                    Err(error) => Some(format!("the configuration cannot be compared: {error}")),
-                };
-                (report, Some(loaded))
+        match load(&self.sources) {
+            Err(problems) => {
+                self.observer.note(DaemonPart::Configuration, Err(invalid(&problems)));
+                None
             }
-        };
-        self.observer.note(DaemonPart::Configuration, report.map_or(Ok(()), Err));
-        loaded
+            Ok(loaded) => {
+                match self.changes(&loaded) {
+                    Ok(changes) => {
+                        self.apply_live(&loaded);
+                        self.note_pending(&changes);
+                    }
+                    Err(error) => {
+                        let report = format!("the configuration cannot be compared: {error}");
+                        self.observer.note(DaemonPart::Configuration, Err(report));
+                    }
+                }
+                Some(loaded)
+            }
+        }
     }
 
-    /// Loads the configuration, applies the level of the log and the declared guarantees, and reports other changes.
+    /// Notes that the files are valid, and the changes that are not in effect.
+    fn note_pending(&self, changes: &Changes) {
+        self.observer.note(DaemonPart::Configuration, Ok(()));
+        self.observer.note(DaemonPart::PendingConfiguration, changes.pending().map_or(Ok(()), Err));
+    }
+
+    /// Loads the configuration, applies the keys that take effect at once and the declared guarantees, and reports other changes.
     async fn reload(&mut self) -> Result<api::Reload, ReloadError> {
         let result = self.apply().await;
         match &result {
@@ -250,9 +274,9 @@ impl Follower {
             self.effective.config.guarantees = rules;
             applied.push(changed);
         }
-        applied.extend(changes.level.take());
-        self.set_level(&loaded);
-        self.observer.note(DaemonPart::Configuration, changes.pending().map_or(Ok(()), Err));
+        applied.append(&mut changes.live);
+        self.apply_live(&loaded);
+        self.note_pending(&changes);
         let described = |changed: Vec<ChangedKey>| changed.into_iter().map(describe).collect();
         Ok(api::Reload {
             files: loaded.files.iter().map(|file| file.display().to_string()).collect(),
@@ -268,7 +292,8 @@ impl Follower {
         let mut changes = Changes::default();
         for changed in loaded.changed_keys(&self.effective)? {
             match changed.key.as_str() {
-                LOG_LEVEL => changes.level = Some(changed),
+                LOG_LEVEL => changes.live.push(changed),
+                key if Kubernetes::LIVE_KEYS.contains(&key) => changes.live.push(changed),
                 GUARANTEES_KEY if self.reconciler.is_some() => changes.guarantees = Some(changed),
                 _ => changes.others.push(changed),
             }
@@ -279,7 +304,13 @@ impl Follower {
         Ok(changes)
     }
 
-    fn set_level(&mut self, loaded: &LoadedConfig) {
+    fn apply_live(&mut self, loaded: &LoadedConfig) {
+        let kubernetes = self.effective.config.kubernetes.with_live_keys(&loaded.config.kubernetes);
+        if kubernetes != self.effective.config.kubernetes {
+            self.kubernetes.send_replace(kubernetes.clone());
+            self.effective.config.kubernetes = kubernetes;
+            tracing::info!(keys = ?Kubernetes::LIVE_KEYS, "at least one of these keys has changed, for pods that start from now on");
+        }
         let level = loaded.config.log.level;
         if level != self.effective.config.log.level {
             self.log.set_level(level);
@@ -360,7 +391,7 @@ mod tests {
     };
 
     use axum::{Router, body::Body, http::Request};
-    use numaward_config::LogLevel;
+    use numaward_config::{Interval, LogLevel};
     use numaward_control::testing;
     use numaward_guarantee::ports::Ports;
     use numaward_http::App;
@@ -486,7 +517,7 @@ mod tests {
             let levels = Arc::new(Mutex::new(Vec::new()));
             let recorded = levels.clone();
             let log = LogSwitch::new(move |level| recorded.lock().unwrap().push(level));
-            let configuration = NodeConfiguration { sources, loaded, log };
+            let configuration = NodeConfiguration::new(sources, loaded, log);
             configuration.start_following(&observer, Some(reconciler), reloads, &stop);
             Self { directory, observer, router, levels, stop, thread: Some(thread) }
         }
@@ -513,9 +544,9 @@ mod tests {
             fs::read_to_string(path).unwrap().lines().next().unwrap_or_default().to_owned()
         }
 
-        fn degraded(&self) -> Option<String> {
+        fn degraded(&self, part: &str) -> Option<String> {
             let degraded = self.observer.status().degraded;
-            degraded.into_iter().find(|part| part.part == "configuration").map(|part| part.reason)
+            degraded.into_iter().find(|found| found.part == part).map(|found| found.reason)
         }
     }
 
@@ -549,9 +580,10 @@ mod tests {
         );
         assert_eq!(["a", "b", "c"].map(|cgroup| daemon.cpus(cgroup)), ["1", "2-3", ""]);
         assert_eq!(answer["waiting"][0]["cgroup"], "/c", "{answer}");
-        let degraded = daemon.degraded().unwrap();
-        assert!(degraded.contains("when the daemon starts again: probes.slots ("), "{degraded}");
-        assert!(!degraded.contains("guarantees ("), "{degraded}");
+        let pending = daemon.degraded("pending_configuration").unwrap();
+        assert!(pending.contains("when the daemon starts again: probes.slots ("), "{pending}");
+        assert!(!pending.contains("guarantees ("), "{pending}");
+        assert_eq!(daemon.degraded("configuration"), None, "a change that waits is no fault");
 
         // An invalid file changes nothing, not even with valid ones beside it.
         daemon.write("guarantees.d/a.yaml", "guarantees: []\n");
@@ -564,7 +596,7 @@ mod tests {
             "{detail}"
         );
         assert_eq!(["a", "b", "c"].map(|cgroup| daemon.cpus(cgroup)), ["1", "2-3", ""]);
-        assert!(daemon.degraded().unwrap().contains("conf.d/log.yaml:1:14"));
+        assert!(daemon.degraded("configuration").unwrap().contains("conf.d/log.yaml:1:14"));
 
         // A removed file releases its guarantee, which makes room.
         daemon.write("conf.d/log.yaml", "");
@@ -573,7 +605,8 @@ mod tests {
         let (status, answer) = daemon.reload().await;
         assert_eq!((status, &answer["waiting"], &answer["needsRestart"]), (200, &json!([]), &json!([])));
         assert_eq!(["a", "b", "c"].map(|cgroup| daemon.cpus(cgroup)), ["", "", "1-3"]);
-        assert_eq!(daemon.degraded(), None);
+        let parts = ["configuration", "pending_configuration"].map(|part| daemon.degraded(part));
+        assert_eq!(parts, [None, None]);
         let (_, answer) = daemon.reload().await;
         assert_eq!(answer["applied"], json!([]), "nothing has changed since");
     }
@@ -631,13 +664,16 @@ mod tests {
         };
         let stop = CancellationToken::new();
         let _stop_at_end = stop.clone().drop_guard();
-        let follower = Follower::new(NodeConfiguration { sources, loaded, log }, observer.clone(), None);
+        let configuration = NodeConfiguration::new(sources, loaded, log);
+        let kubernetes = configuration.kubernetes();
+        let initial = kubernetes.borrow().clone();
+        let follower = Follower::new(configuration, observer.clone(), None);
         tokio::spawn(stop.run_until_cancelled_owned(follower.run(timing, ReloadHandle::new().1)));
         let reaches = async |words: &[&str]| {
             for _ in 0..1000 {
                 let degraded = observer.status().degraded;
-                let reason =
-                    degraded.iter().find(|part| part.part == "configuration").map(|part| &part.reason);
+                let is_of_configuration = |part: &&api::DegradedPart| part.part.ends_with("configuration");
+                let reason = degraded.iter().find(is_of_configuration).map(|part| &part.reason);
                 let has_words = |reason: &String| words.iter().all(|word| reason.contains(word));
                 if reason.map_or(words.is_empty(), has_words) && (reason.is_none() || !words.is_empty()) {
                     return;
@@ -652,10 +688,16 @@ mod tests {
             .await;
         assert_eq!(*levels.lock().unwrap(), [LogLevel::Warn]);
 
+        // Lists of namespaces and the delay of evictions take effect at once, and do not wait.
         host.write("config.yaml", "log: {level: warn}");
         reaches(&[]).await;
+        host.write(
+            "group.gpu.yaml",
+            "log: {level: debug}\nkubernetes: {refusedAfter: 17s, placementNamespaces: [db]}",
+        );
 
         // The node gets another group.
+        assert_eq!(*kubernetes.borrow(), initial);
         host.server.put_labels("a", &json!({"numaward.io/group": "gpu"}));
         for _ in 0..1000 {
             if levels.lock().unwrap().last() == Some(&LogLevel::Debug) {
@@ -664,12 +706,21 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(*levels.lock().unwrap(), [LogLevel::Warn, LogLevel::Debug]);
+        reaches(&[]).await;
+        let namespaces = Some(["db".to_owned()].into());
+        let expected = Kubernetes {
+            placement_namespaces: namespaces,
+            refused_after: Interval(Duration::from_secs(17)),
+            ..initial.clone()
+        };
+        assert_eq!(*kubernetes.borrow(), expected);
 
         host.write("group.gpu.yaml", "strategie: native\notlp: {headers: s3cret}");
         reaches(&["group.gpu.yaml:1:1", "group.gpu.yaml:2:17", "cannot start with these files"]).await;
         assert!(observer.status().degraded.iter().all(|part| !part.reason.contains("s3cret")));
         host.write("group.gpu.yaml", "");
         reaches(&[]).await;
+        assert_eq!(*kubernetes.borrow(), initial);
         assert_eq!(levels.lock().unwrap().last(), Some(&LogLevel::Warn));
     }
 }

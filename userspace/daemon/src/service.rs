@@ -169,6 +169,7 @@ pub fn run(
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = HostNames::new(&config.listen_names);
         let controlled = reconciler.clone();
+        cluster.follow_settings(configuration.kubernetes());
         cluster.reserve_claims(reconciler.as_ref());
         let refusals = cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled {
@@ -439,8 +440,11 @@ fn start_placing(
         return tracing::error!("the daemon places no container: this host can have no guarantees");
     };
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
+    let reporting = nri::report_moves(observer.events().subscribe(None), pods.clone());
+    tokio::spawn(stop.clone().run_until_cancelled_owned(reporting).boxed());
     let described = (pods, cluster.claims());
-    let plugin = nri::plugin(config, reconciler, observer.clone(), described, counted, stop);
+    let settings = (config, cluster.settings());
+    let plugin = nri::plugin(settings, reconciler, observer.clone(), described, counted, stop);
     let noting = nri::note_runtime(plugin.status(), observer.clone());
     tokio::spawn(stop.clone().run_until_cancelled_owned(noting).boxed());
     tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());

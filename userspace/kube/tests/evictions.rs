@@ -8,6 +8,7 @@ use std::{
 };
 
 use axum::http::StatusCode;
+use numaward_config::kubernetes::Kubernetes;
 use numaward_kube::{
     api::{
         self, ApiMetrics, EventWriter, EvictionReason, EvictionTiming, Evictor, Pods, fake::FakeApiServer,
@@ -17,6 +18,7 @@ use numaward_kube::{
 use numaward_topology::{Bytes, NodeId};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 const FAST: EvictionTiming = EvictionTiming {
@@ -33,6 +35,7 @@ struct RunningEvictor {
     listed: Arc<Mutex<Vec<(PodId, EvictionReason)>>>,
     metrics: ApiMetrics,
     reports: Arc<Mutex<Vec<Result<(), String>>>>,
+    kubernetes: watch::Sender<Kubernetes>,
     _stop: DropGuard,
 }
 
@@ -77,13 +80,14 @@ async fn run_on(
     });
     let listed = Arc::new(Mutex::new(ids.map(|id| (id, why)).collect::<Vec<_>>()));
     let reports = Arc::new(Mutex::new(Vec::new()));
+    let kubernetes = watch::Sender::new(Kubernetes::default());
     let evictor = Evictor {
         pods: known,
         to_evict: {
             let listed = listed.clone();
             Arc::new(move || listed.lock().unwrap().clone())
         },
-        excluded_namespaces: ["kube-system".to_owned()].into(),
+        kubernetes: kubernetes.subscribe(),
         own_pod: Some("uid-own".to_owned()),
         timing,
         metrics: metrics.clone(),
@@ -93,7 +97,7 @@ async fn run_on(
         },
     };
     tokio::spawn(evictor.run(client, "n1".to_owned(), stop.clone()));
-    RunningEvictor { server, listed, metrics, reports, _stop: stop.drop_guard() }
+    RunningEvictor { server, listed, metrics, reports, kubernetes, _stop: stop.drop_guard() }
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {

@@ -75,8 +75,8 @@ pub(super) fn routes() -> OpenApiRouter<ReloadHandle> {
     OpenApiRouter::new().routes(routes!(reload))
 }
 
-/// Loads the configuration again, and applies the changed keys that need no restart: `guarantees` and `log.level`. If a file is invalid,
-/// nothing changes. Only on the control socket.
+/// Loads the configuration again, and applies the changed keys that need no restart, such as `guarantees` and `log.level`. If a file is
+/// invalid, nothing changes. Only on the control socket.
 #[utoipa::path(
     post,
     path = "/api/v1/reload",

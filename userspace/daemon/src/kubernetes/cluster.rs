@@ -11,7 +11,7 @@ use numaward_config::{
     Config, OperatingMode,
     cluster::NodeAllocatable,
     guard::GuardMode,
-    kubernetes::UnpinnedPolicy,
+    kubernetes::{Kubernetes, UnpinnedPolicy},
     policy::{StrategyKind, TopologyManagerScope},
 };
 use numaward_engine::{
@@ -92,6 +92,8 @@ pub struct Cluster {
     pods: Option<(Pods, EventQueue, String)>,
     eviction_source: Option<EvictionSource>,
     claims: ClaimReader,
+    /// The present settings.
+    kubernetes: watch::Receiver<Kubernetes>,
     /// The reconciler that reserves resource claims.
     reconciler: Option<ReconcilerHandle>,
 }
@@ -111,6 +113,7 @@ impl Cluster {
             let (writer, queue) = EventWriter::new(metrics.api.clone());
             (Pods::new(writer), queue, node)
         });
+        let kubernetes = watch::Sender::new(config.kubernetes.clone()).subscribe();
         let (config, observer) = (config.clone(), observer.clone());
         Ok(Self {
             config,
@@ -122,6 +125,7 @@ impl Cluster {
             pods,
             eviction_source: None,
             claims: ClaimReader::default(),
+            kubernetes,
             reconciler: None,
         })
     }
@@ -136,6 +140,16 @@ impl Cluster {
         self.claims.clone()
     }
 
+    /// Sets the source of the settings that change while the daemon runs. Without it, they are those of the start.
+    pub fn follow_settings(&mut self, kubernetes: watch::Receiver<Kubernetes>) {
+        self.kubernetes = kubernetes;
+    }
+
+    /// Returns the present settings.
+    pub fn settings(&self) -> watch::Receiver<Kubernetes> {
+        self.kubernetes.clone()
+    }
+
     /// Sets the reconciler that reserves resource claims. Without it, the kubelet's plugin is not served.
     pub fn reserve_claims(&mut self, reconciler: Option<&ReconcilerHandle>) {
         self.reconciler = reconciler.cloned();
@@ -147,7 +161,7 @@ impl Cluster {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let evicts_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
         let evicts_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
-        let refusals = Refusals::new(kubernetes, self.config.strategy == StrategyKind::Native);
+        let refusals = Refusals::new(self.settings(), self.config.strategy == StrategyKind::Native);
         let evicts_refused = kubernetes.nri.enabled && refusals.evicts();
         let evicts_any = evicts_unplaced || evicts_refused || evicts_crowded;
         let Some(reconciler) = reconciler.filter(|_| evicts_any).cloned() else { return refusals };
@@ -249,7 +263,7 @@ impl Cluster {
             let evictor = Evictor {
                 pods: pods.clone(),
                 to_evict,
-                excluded_namespaces: kubernetes.placement_off_namespaces.clone(),
+                kubernetes: self.kubernetes.clone(),
                 own_pod: kubernetes.pod_uid.clone(),
                 timing: EvictionTiming::default(),
                 metrics: metrics.clone(),
@@ -299,7 +313,8 @@ impl Cluster {
             if let Some(reconciler) = self.reconciler {
                 let reader =
                     AllocationReader { client: client.clone(), node: node.clone(), metrics: metrics.clone() };
-                let preparer = dra::ClaimPreparer::new(&self.config, reader, pods.clone(), reconciler);
+                let settings = (&self.config, self.kubernetes);
+                let preparer = dra::ClaimPreparer::new(settings, reader, pods.clone(), reconciler);
                 let sockets = dra::PluginSockets::new(&self.config);
                 let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());
                 tokio::spawn(serving.boxed());

@@ -31,7 +31,7 @@ use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
 use numaward_telemetry::metrics::Metrics;
 use numaward_topology::Machine;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
 const NODE_COUNT: u32 = 8;
@@ -171,10 +171,11 @@ impl HostDirectory {
             config.kubernetes.nri.enabled = true;
             config.kubernetes.nri.socket = runtime.to_owned();
             let ports = observer.clone();
-            let counted =
-                (placing, nri::Refusals::new(&config.kubernetes, config.strategy == StrategyKind::Native));
+            let kubernetes = watch::Sender::new(config.kubernetes.clone()).subscribe();
+            let is_native = config.strategy == StrategyKind::Native;
+            let counted = (placing, nri::Refusals::new(kubernetes.clone(), is_native));
             let pods = (Arc::new(NoPods) as _, ClaimReader::default());
-            let plugin = nri::plugin(&config, reconciler, ports, pods, counted, &stop);
+            let plugin = nri::plugin((&config, kubernetes), reconciler, ports, pods, counted, &stop);
             tokio::spawn(plugin.run(stop.clone()));
         }
         Ok(LocalDaemon { address, stop, threads })

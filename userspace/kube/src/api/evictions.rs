@@ -31,10 +31,13 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use kube::{Client, core::Status};
-use numaward_config::Interval;
+use numaward_config::{Interval, kubernetes::Kubernetes};
 use numaward_topology::{Bytes, NodeId};
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -151,8 +154,8 @@ pub struct Evictor {
     /// The pods of this Kubernetes node.
     pub pods: Pods,
     pub to_evict: EvictionSource,
-    /// Namespaces in which no pod is evicted.
-    pub excluded_namespaces: BTreeSet<String>,
+    /// The present settings. No pod is evicted in `placement_off_namespaces`.
+    pub kubernetes: watch::Receiver<Kubernetes>,
     /// UID of the daemon's own pod, if known.
     pub own_pod: Option<String>,
     pub timing: EvictionTiming,
@@ -232,7 +235,7 @@ impl Evictor {
         if self.own_pod.as_ref() == Some(&pod.id.uid) {
             return Some(KeepReason::Own);
         }
-        if self.excluded_namespaces.contains(&pod.id.namespace) {
+        if self.kubernetes.borrow().placement_off_namespaces.contains(&pod.id.namespace) {
             return Some(KeepReason::Namespace(pod.id.namespace.clone()));
         }
         match &stored.controller {

@@ -406,7 +406,8 @@ pub(super) const CONDITIONS: [Condition; 18] = [
         hold: MINUTES_15,
         samples: &["numaward_degraded"],
         only: None,
-        without: None,
+        // An operator decides when a changed configuration takes effect.
+        without: Some(("part", &["pending_configuration"])),
         unless: None,
         by: &["part"],
         measure: Measure::Value,

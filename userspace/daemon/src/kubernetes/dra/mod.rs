@@ -26,7 +26,7 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use numaward_config::Config;
+use numaward_config::{Config, kubernetes::Kubernetes};
 use numaward_engine::{
     Quantity, Resources,
     claims::{
@@ -49,7 +49,7 @@ use numaward_kube::{
     pod::{Notice, Pod, PodSource as _},
 };
 use tokio::{
-    sync::Mutex,
+    sync::{Mutex, watch},
     task::{JoinError, spawn_blocking},
     time::{Instant, sleep, timeout, timeout_at},
 };
@@ -109,8 +109,8 @@ pub(super) struct ClaimPreparer(Arc<PreparerState>);
 struct PreparerState {
     reader: AllocationReader,
     pods: Pods,
-    /// Namespaces in which claims may have more than their pods request.
-    beyond_quota_namespaces: BTreeSet<String>,
+    /// The present settings. In `beyond_quota_namespaces`, claims may have more than their pods request.
+    kubernetes: watch::Receiver<Kubernetes>,
     reconciler: ReconcilerHandle,
     cdi: CdiDirectory,
     /// Locked while a reservation and its specification change.
@@ -119,18 +119,18 @@ struct PreparerState {
 
 impl ClaimPreparer {
     pub(super) fn new(
-        config: &Config,
+        (config, kubernetes): (&Config, watch::Receiver<Kubernetes>),
         reader: AllocationReader,
         pods: Pods,
         reconciler: ReconcilerHandle,
     ) -> Self {
-        let kubernetes = &config.kubernetes;
+        let cdi_directory = kubelet::below(&config.host_root, &config.kubernetes.dra.cdi_directory);
         Self(Arc::new(PreparerState {
             reader,
             pods,
-            beyond_quota_namespaces: kubernetes.beyond_quota_namespaces.clone(),
+            kubernetes,
             reconciler,
-            cdi: CdiDirectory(kubelet::below(&config.host_root, &kubernetes.dra.cdi_directory)),
+            cdi: CdiDirectory(cdi_directory),
             changes: Mutex::default(),
         }))
     }
@@ -159,7 +159,8 @@ impl PreparerState {
         };
         let known = self.reconciler.reserved_claims().await?;
         let is_known = known.get(&claim.uid).is_some_and(|known| **known == reserved);
-        let requests = if is_known || self.beyond_quota_namespaces.contains(&claim.namespace) {
+        let may_have_more = self.kubernetes.borrow().beyond_quota_namespaces.contains(&claim.namespace);
+        let requests = if is_known || may_have_more {
             None
         } else {
             let pod = self.pod(&claim.namespace, &allocated.pod);
@@ -191,7 +192,7 @@ impl PreparerState {
 
     /// Returns the amounts that the claims of a pod may have; `None` if there is no limit.
     fn limit(&self, pod: &Pod) -> Option<Amounts> {
-        (!self.beyond_quota_namespaces.contains(&pod.id.namespace)).then(|| requests(pod))
+        (!self.kubernetes.borrow().beyond_quota_namespaces.contains(&pod.id.namespace)).then(|| requests(pod))
     }
 
     /// Has the claims follow the requests of their pods.

@@ -83,7 +83,8 @@ impl DraBench {
         tokio::spawn(async move {
             following.follow(client, "n1".to_owned(), ApiMetrics::default(), Arc::new(|_| ()), until).await;
         });
-        let preparer = ClaimPreparer::new(&self.config, reader, pods, reconciler.clone());
+        let kubernetes = watch::Sender::new(self.config.kubernetes.clone()).subscribe();
+        let preparer = ClaimPreparer::new((&self.config, kubernetes), reader, pods, reconciler.clone());
         let reports = Arc::new(Lock::new(Vec::new()));
         let reported = reports.clone();
         let report: Report = Arc::new(move |result| reported.lock().unwrap().push(result));

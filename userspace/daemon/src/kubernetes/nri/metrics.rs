@@ -17,6 +17,7 @@ pub struct NriMetrics {
     pub(super) unpinned: Family<[(&'static str, &'static str); 1], Counter>,
     pub(super) placed: Counter,
     pub(super) refused: Counter,
+    pub(super) refused_pods: Gauge<u64, AtomicU64>,
     pub(super) memory_policies_missing: Counter,
 }
 
@@ -27,7 +28,7 @@ impl NriMetrics {
     }
 
     pub fn register(&self, registry: &mut Registry) {
-        let Self { connected, disconnects, unpinned, placed, refused, memory_policies_missing } =
+        let Self { connected, disconnects, unpinned, placed, refused, refused_pods, memory_policies_missing } =
             self.clone();
         // Each label exists from the start, with the value 0.
         for reason in NoAnswerReason::LABELS
@@ -54,6 +55,8 @@ impl NriMetrics {
         let help = "Containers that started without the memory policy that their pod requests";
         registry.register("nri_memory_policies_missing", help, memory_policies_missing);
         registry.register("nri_refusals", "Pods and containers whose creation numaward refused", refused);
+        let help = "Pods that are refused on this host and wait: none of their containers was created yet";
+        registry.register("nri_refused_pods", help, refused_pods);
     }
 
     /// Counts a container that started without the CPUs and nodes of a guarantee.

@@ -25,6 +25,7 @@ mod own_pins;
 mod pod_level_resources;
 mod refusals;
 mod request;
+mod room_events;
 mod sandbox;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -36,7 +37,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use numaward_api::{self as api, EnforcementMode};
-use numaward_config::Config;
+use numaward_config::{Config, kubernetes::Kubernetes};
 use numaward_guarantee::reconciler::ReconcilerHandle;
 use numaward_kube::{
     api::ClaimReader,
@@ -49,12 +50,12 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
-pub use self::{metrics::NriMetrics, refusals::Refusals};
+pub use self::{metrics::NriMetrics, refusals::Refusals, room_events::report_moves};
 
-/// Creates the plugin, which places containers when it runs, and starts its background tasks, which end with `stop`. Must be called
-/// within a runtime of tokio.
+/// Creates the plugin, which places containers when it runs, and starts its background tasks, which end with `stop`. `kubernetes` has the
+/// present settings. Must be called within a runtime of tokio.
 pub fn plugin(
-    config: &Config,
+    (config, kubernetes): (&Config, watch::Receiver<Kubernetes>),
     reconciler: ReconcilerHandle,
     host: Arc<dyn ObservedHost>,
     (pods, claims): (Arc<dyn PodSource>, ClaimReader),
@@ -64,8 +65,9 @@ pub fn plugin(
     let (updates, queue) = mpsc::unbounded_channel();
     reconciler.send_updates(updates);
     let mut builder = RequestBuilder::new(pods, config);
-    builder.claims = claims;
+    (builder.claims, builder.config) = (claims, kubernetes);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
+    let refusals = refusals.counted_by(figures.refused_pods.clone());
     let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());

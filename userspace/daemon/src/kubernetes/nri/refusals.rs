@@ -6,7 +6,11 @@
 //! With `kubernetes.refused: evict` or `make-room`, [`Refusals::to_evict`] returns the pods that stay refused. It never returns a pod with a
 //! container that was ever created: a running workload is not ended to make room.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use numaward_config::{
     Interval,
@@ -18,6 +22,8 @@ use numaward_kube::{
     pod::PodId,
 };
 use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::watch;
 
 use super::request::id_of;
 
@@ -28,8 +34,12 @@ const WAITING_NOTE: &str = "The kubelet tries again on this node, and the schedu
 #[derive(Clone, Debug)]
 pub struct Refusals {
     pods: Arc<Mutex<BTreeMap<String, PodRefusal>>>,
-    evicted_after: Option<Duration>,
+    /// The present settings.
+    config: watch::Receiver<Kubernetes>,
+    evicts: bool,
     makes_room: bool,
+    /// The number of refused pods without a container.
+    waiting: Gauge<u64, AtomicU64>,
 }
 
 /// The state of a pod.
@@ -39,27 +49,48 @@ struct PodRefusal {
     is_not_admitted: bool,
     /// True if a container was created at any time.
     has_containers: bool,
+    /// True if a container was refused at any time.
+    is_refused: bool,
     /// The position in the order of first refusals, if another host could have room for the pod.
     refused: Option<(usize, PodId)>,
 }
 
 impl Refusals {
     /// `is_native`: true if the strategy of this host is `native`, which can move workloads.
-    pub fn new(config: &Kubernetes, is_native: bool) -> Self {
+    pub fn new(config: watch::Receiver<Kubernetes>, is_native: bool) -> Self {
+        let (policy, has_node) = {
+            let config = config.borrow();
+            (config.refused, config.node_name.is_some())
+        };
         // Without the API server, no pod can be evicted.
-        let evicts = config.refused != RefusedPolicy::Wait && config.node_name.is_some();
-        let evicted_after = evicts.then_some(config.refused_after.0);
-        let makes_room = config.refused == RefusedPolicy::MakeRoom && is_native;
-        Self { pods: Arc::default(), evicted_after, makes_room }
+        let evicts = policy != RefusedPolicy::Wait && has_node;
+        let makes_room = policy == RefusedPolicy::MakeRoom && is_native;
+        Self { pods: Arc::default(), config, evicts, makes_room, waiting: Gauge::default() }
+    }
+
+    /// Returns the same store, with this metric for the number of refused pods without a container.
+    #[must_use]
+    pub(super) fn counted_by(self, waiting: Gauge<u64, AtomicU64>) -> Self {
+        Self { waiting, ..self }
+    }
+
+    fn count(&self, pods: &BTreeMap<String, PodRefusal>) {
+        let waiting = pods.values().filter(|known| known.is_refused && !known.has_containers).count();
+        self.waiting.set(waiting as u64);
     }
 
     pub fn evicts(&self) -> bool {
-        self.evicted_after.is_some()
+        self.evicts
+    }
+
+    /// Returns the time for which a pod must have been refused before it is evicted; `None` if no refused pod is evicted.
+    fn evicted_after(&self) -> Option<Duration> {
+        self.evicts.then(|| self.config.borrow().refused_after.0)
     }
 
     /// Returns the pods to evict, with the delay of the eviction, in the order of their first refusals.
     pub fn to_evict(&self) -> Vec<(PodId, Duration)> {
-        let Some(after) = self.evicted_after else { return Vec::new() };
+        let Some(after) = self.evicted_after() else { return Vec::new() };
         let pods = self.pods.lock();
         let refused = pods.values().filter(|known| !known.has_containers);
         let mut refused: Vec<_> = refused.filter_map(|known| known.refused.clone()).collect();
@@ -69,7 +100,7 @@ impl Refusals {
 
     /// Returns a sentence on the future of a pod that is refused for this reason.
     pub(super) fn outlook(&self, reason: &str) -> String {
-        let waiting = match self.evicted_after.filter(|_| is_for_room(reason)) {
+        let waiting = match self.evicted_after().filter(|_| is_for_room(reason)) {
             None => WAITING_NOTE.to_owned(),
             Some(after) => format!(
                 "The kubelet tries again on this node. If that is refused for {}, the pod is evicted, unless it belongs \
@@ -104,10 +135,12 @@ impl Refusals {
 
     /// Records the refusal of a container, or of a pod with its first container.
     pub(super) fn refused(&self, pod: &Pod, reason: &str) {
-        if self.evicted_after.is_none() || !is_for_room(reason) {
+        let mut pods = self.pods.lock();
+        pods.entry(pod.uid.clone()).or_default().is_refused = true;
+        self.count(&pods);
+        if !self.evicts || !is_for_room(reason) {
             return;
         }
-        let mut pods = self.pods.lock();
         let latest =
             pods.values().filter_map(|known| known.refused.as_ref()).map(|(number, _)| *number).max();
         let number = latest.map_or(0, |latest| latest.saturating_add(1));
@@ -117,12 +150,16 @@ impl Refusals {
 
     /// Records the creation of a container.
     pub(super) fn created(&self, uid: String) {
-        self.pods.lock().entry(uid).or_default().has_containers = true;
+        let mut pods = self.pods.lock();
+        pods.entry(uid).or_default().has_containers = true;
+        self.count(&pods);
     }
 
     /// Forgets a pod without a sandbox.
     pub(super) fn gone(&self, uid: &str) {
-        self.pods.lock().remove(uid);
+        let mut pods = self.pods.lock();
+        pods.remove(uid);
+        self.count(&pods);
     }
 
     /// Compares the records with the runtime's pods and containers.
@@ -135,5 +172,6 @@ impl Refusals {
         for pod in created {
             pods.entry(pod.uid.clone()).or_default().has_containers = true;
         }
+        self.count(&pods);
     }
 }

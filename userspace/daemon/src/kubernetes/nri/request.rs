@@ -32,6 +32,7 @@ use numaward_model::{
     pod::{GuaranteeSource, POD_SHARE},
 };
 use numaward_topology::{Bytes, KernelRelease, NodeSet};
+use tokio::sync::watch;
 
 use super::{
     annotations::{Annotations, ExtraGuarantee, PlacementAnnotation},
@@ -75,7 +76,8 @@ pub(super) struct RequestBuilder {
     strategy: StrategyKind,
     version: KubeletVersion,
     pod_level_support: PodLevelSupport,
-    config: Arc<Kubernetes>,
+    /// The present settings.
+    pub(super) config: watch::Receiver<Kubernetes>,
 }
 
 impl RequestBuilder {
@@ -91,7 +93,7 @@ impl RequestBuilder {
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
             pod_level_support: config.gates().pod_level_support(),
-            config: Arc::new(config.kubernetes.clone()),
+            config: watch::Sender::new(config.kubernetes.clone()).subscribe(),
         }
     }
 
@@ -103,15 +105,13 @@ impl RequestBuilder {
     /// Reads the annotations of a pod, and ignores those that the strategy, the kernel or the namespace does not allow.
     pub(super) fn annotations(&self, pod: &nri::Pod) -> Annotations {
         let read = Annotations::read(&pod.annotations);
-        let read = if self.config.placement_off_namespaces.contains(&pod.namespace) {
-            read
-        } else {
-            read.without_off()
-        };
-        let placed = self.config.placement_namespaces.as_ref();
+        let config = self.config.borrow();
+        let read =
+            if config.placement_off_namespaces.contains(&pod.namespace) { read } else { read.without_off() };
+        let placed = config.placement_namespaces.as_ref();
         let is_placed = placed.is_none_or(|placed| placed.contains(&pod.namespace));
         let read = if is_placed { read } else { read.without_placement() };
-        let may_have_more = self.config.beyond_quota_namespaces.contains(&pod.namespace);
+        let may_have_more = config.beyond_quota_namespaces.contains(&pod.namespace);
         let read = if may_have_more { read } else { read.without_beyond_quota() };
         let read = read.for_kernel(self.kernel);
         if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
@@ -119,7 +119,7 @@ impl RequestBuilder {
 
     /// Returns the cgroup to pin for a pod, by the handler of its `RuntimeClass`.
     pub(super) fn pin(&self, pod: &nri::Pod) -> HandlerPin {
-        self.config.handler_pin(&pod.runtime_handler)
+        self.config.borrow().handler_pin(&pod.runtime_handler)
     }
 
     /// Returns true if the pod would have a guarantee if its containers were pinned.
@@ -354,8 +354,8 @@ impl RequestBuilder {
         container: &nri::Container,
         online: &nri::Online,
     ) -> Result<ContainerPlacementRequest, NotPlacedReason> {
-        let is_placed_by_other_program =
-            self.config.nri.when_pinned == PinnedPolicy::Yield && container.resources.is_confined(online);
+        let is_placed_by_other_program = self.config.borrow().nri.when_pinned == PinnedPolicy::Yield
+            && container.resources.is_confined(online);
         Ok(ContainerPlacementRequest { is_placed_by_other_program, ..self.container(pod, container)? })
     }
 
@@ -842,11 +842,14 @@ mod tests {
     #[test]
     fn beyond_quota_needs_listed_namespace() {
         let asked = [("numaward.io/hide-siblings", "true"), ("numaward.io/resctrl-class", "db")];
+        let settings = watch::Sender::new(Kubernetes::default());
+        let builder = RequestBuilder { config: settings.subscribe(), ..builder(Arc::new(NoPods)) };
+        // The list may change while the daemon runs.
         let with = |namespaces: &[&str]| {
-            let mut config = Config { host_root: "/nowhere".into(), ..Config::default() };
-            config.kubernetes.beyond_quota_namespaces =
-                namespaces.iter().map(|&name| name.to_owned()).collect();
-            RequestBuilder::new(Arc::new(NoPods), &config).annotations(&pod(&asked))
+            settings.send_modify(|settings| {
+                settings.beyond_quota_namespaces = namespaces.iter().map(|&name| name.to_owned()).collect();
+            });
+            builder.annotations(&pod(&asked))
         };
         for namespaces in [&[][..], &["other"]] {
             let read = with(namespaces);

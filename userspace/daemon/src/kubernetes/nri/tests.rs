@@ -26,6 +26,7 @@ use numaward_api::{EnforcementMode, EventKind};
 use numaward_cgroup::CgroupPath;
 use numaward_config::{
     Config,
+    kubernetes::Kubernetes,
     policy::{StrategyKind, TopologyManagerPolicy},
 };
 use numaward_control::{testing as fixture, testing::TestHost};
@@ -43,6 +44,7 @@ use numaward_kube::{
 };
 use numaward_model::port::ObservedHost as _;
 use numaward_topology::{Bytes, CpuSet, Machine};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{NriMetrics, Refusals, plugin};
@@ -51,9 +53,9 @@ const PLUGIN: &str = "90-numaward";
 
 /// Source of pods in place of an API server.
 #[derive(Default)]
-struct FakePods {
+pub(super) struct FakePods {
     pods: Mutex<BTreeMap<String, Arc<pod::Pod>>>,
-    notices: Mutex<Vec<Notice>>,
+    pub(super) notices: Mutex<Vec<Notice>>,
     synced: AtomicBool,
 }
 
@@ -88,6 +90,8 @@ struct NriDaemon {
     stop: CancellationToken,
     figures: NriMetrics,
     refusals: Refusals,
+    /// The present settings.
+    kubernetes: watch::Sender<Kubernetes>,
 }
 
 impl NriDaemon {
@@ -155,12 +159,13 @@ impl NriBench {
         let root = self.dir.path().join("cgroup");
         let (reconciler, thread, stop) =
             fixture::reconciler(&self.config, &root, ReconcilerPorts::new(self.host.clone()), None, systemd);
+        let kubernetes = watch::Sender::new(self.config.kubernetes.clone());
         let (figures, refusals) = (
             NriMetrics::default(),
-            Refusals::new(&self.config.kubernetes, self.config.strategy == StrategyKind::Native),
+            Refusals::new(kubernetes.subscribe(), self.config.strategy == StrategyKind::Native),
         );
         let plugin = plugin(
-            &self.config,
+            (&self.config, kubernetes.subscribe()),
             reconciler.clone(),
             self.host.clone(),
             (self.pods.clone(), self.claims.clone()),
@@ -168,7 +173,7 @@ impl NriBench {
             &stop,
         );
         tokio::spawn(plugin.run_with(self.runtime.connector(), stop.clone()));
-        NriDaemon { reconciler, thread: Some(thread), stop, figures, refusals }
+        NriDaemon { reconciler, thread: Some(thread), stop, figures, refusals, kubernetes }
     }
 
     /// Creates the cgroup of a pod, and runs its sandbox.

@@ -51,13 +51,21 @@ async fn refused_pods_are_named_until_gone() {
     let words = "If that is refused for 1m30s, the pod is evicted, unless it belongs to a Job or has no controller that would create it elsewhere.";
     assert!(notice.message.contains(words), "{notice:?}");
 
+    assert_eq!(daemon.figures.refused_pods.get(), 2, "one pod runs, and two wait");
+    // A change of the setting concerns the pods that are refused already, too.
+    let shorter = Interval(Duration::from_secs(7));
+    daemon.kubernetes.send_modify(|kubernetes| kubernetes.refused_after = shorter);
+    assert_eq!(daemon.refusals.to_evict()[0].1, shorter.0);
+
     // Resources become free, and one of the pods starts; the other is removed.
     bench.remove(&first).await;
     bench.runtime.remove_pod(&first_pod.id).await.unwrap();
     bench.run(&second).await.unwrap();
     assert_eq!(daemon.to_evict(), ["third"]);
+    assert_eq!(daemon.figures.refused_pods.get(), 1);
     bench.runtime.remove_pod(&third_pod.id).await.unwrap();
     assert_eq!(daemon.to_evict(), [""; 0]);
+    assert_eq!(daemon.figures.refused_pods.get(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
