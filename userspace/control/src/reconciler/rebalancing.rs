@@ -27,7 +27,7 @@ use std::{
 
 use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, RebalanceState, Severity};
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{Allocation, Ledger, RebalancePlan};
+use numaward_engine::{Allocation, Ledger, PodId, RebalancePlan};
 use numaward_guarantee::{
     command::{AdmissionOutcome, RebalanceCommand},
     error::AdmissionError,
@@ -414,10 +414,26 @@ fn report_step(
     core.report(None, with(report));
 }
 
+/// Adds the pod that a report is about, from which the daemon creates an event of the cluster.
+fn with_pod(report: EventReport, pod: Option<&PodId>) -> EventReport {
+    match pod {
+        Some(PodId { namespace, name, uid }) => {
+            report.detail("pod", format_args!("{namespace}/{name}")).detail("uid", uid)
+        }
+        None => report,
+    }
+}
+
 impl RebalanceRun {
     /// Returns the index of the move in progress or being undone.
     fn current(core: &Core) -> Option<usize> {
         core.store.state.moving.running.as_ref()?.begun.checked_sub(1)
+    }
+
+    /// Returns the pod of the move in progress or being undone; `None` if the workload is no pod.
+    fn current_pod(core: &Core) -> Option<PodId> {
+        let of = core.store.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
+        core.store.state.pods.get(of.owner.as_str()).map(|admitted| admitted.pod.clone())
     }
 
     /// Returns the old and the new allocation of the move in progress or being undone.
@@ -561,6 +577,7 @@ impl RebalanceRun {
             tracing::warn!(workload, %left, "not all pages of the workload could be moved back");
         }
         let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
+        let pod = Self::current_pod(core);
         let rest = target.and_then(|(_, to)| rebalance::resident_outside(core, &names, &to));
         let moved = self.outside.zip(rest).map(|(before, after)| Bytes(before.0.saturating_sub(after.0)));
         if let Err(error) = rebalance::finish_move(core, is_back) {
@@ -583,6 +600,7 @@ impl RebalanceRun {
         let report = EventReport::new(EventKind::Rebalance, format!("{workload} was moved {direction}."))
             .detail("step", outcome)
             .detail("plan", &self.status.id);
+        let report = with_pod(report, pod.as_ref());
         let report = match moved {
             Some(bytes) => report.detail("bytes", bytes.0),
             None => report,
@@ -642,7 +660,13 @@ impl RebalanceRun {
             _ => ("failed", Severity::Warning, format!("No room could be made for {name}: {reason}.")),
         };
         core.metrics.rebalanced(outcome);
-        report_step(core, outcome, severity, &message, |report| report.detail("plan", &self.status.id));
+        let pod = match &self.request {
+            Some(RoomRequest::Pod(pod)) => Some(&pod.ask.pod),
+            Some(RoomRequest::Workload(..)) | None => None,
+        };
+        report_step(core, outcome, severity, &message, |report| {
+            with_pod(report.detail("plan", &self.status.id), pod)
+        });
         true
     }
 }

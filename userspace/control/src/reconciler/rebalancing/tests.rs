@@ -544,6 +544,7 @@ fn moves_all_containers_of_a_pod() {
     bench.start().unwrap();
     bench.until(|status| status.moves[0].state == Some(MoveState::Moved));
     assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["1", "1"]);
+    assert_eq!(bench.pods_in_reports(), [("moved".to_owned(), "n/p uid".to_owned())]);
     // The kernel accepts the old nodes for the first container and refuses them for the second.
     fs::remove_file(bench.root().join("kubepods/pod/d/cpuset.mems")).unwrap();
     bench.cancel();

@@ -53,6 +53,14 @@ impl RebalanceBench {
         self.runtime(PodCommand::PodStopped { uid, sandbox, answer });
     }
 
+    /// Returns the steps with the pods that their reports are about.
+    pub(super) fn pods_in_reports(&self) -> Vec<(String, String)> {
+        let happened = self.host.happened.lock().unwrap();
+        let details = happened.iter().map(|(_, report)| &report.details);
+        let of_pods = details.filter_map(|details| Some((details, details.get("pod")?)));
+        of_pods.map(|(of, pod)| (of["step"].clone(), format!("{pod} {}", of["uid"]))).collect()
+    }
+
     fn has_room_for_pod(&mut self) -> bool {
         self.reconciler.run_maintenance();
         self.reconciler.placed_pods.read().contains("uid")
@@ -72,6 +80,7 @@ fn refused_pod_gets_room() {
     assert!(nodes.contains(&("a".to_owned(), "1".to_owned())), "{nodes:?}");
     assert_eq!(bench.knobs("a")[1], "1");
     assert!(bench.has_room_for_pod());
+    assert_eq!(bench.pods_in_reports(), [("done".to_owned(), "n/p uid".to_owned())]);
     // Another request does not take the room before the kubelet tries again.
     bench.admit("new", "2Gi").unwrap_err();
     bench.run_sandbox().unwrap();
