@@ -230,5 +230,11 @@ fn a_running_pod_makes_room(cluster: &Cluster) {
     assert_eq!(after["late/main"].nodes, before["one/main"].nodes, "{before:?}: {after:?}");
     assert_eq!(after["one/main"].nodes, before["pair/main"].nodes, "{before:?}: {after:?}");
     assert_eq!(first_process(), process, "the container that moved goes on");
+    for (pod, reason) in [("one", "NumaMoved"), ("late", "NumaRoomMade")] {
+        cluster.wait_for(&format!("the pod {pod} has the event {reason}"), || {
+            let events = cluster.events(pod, reason)?;
+            events.into_iter().next().ok_or_else(|| "no event".to_owned())
+        });
+    }
     cluster.step("a running pod has made room for a refused one");
 }
