@@ -83,6 +83,11 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
         ),
         ("other names", renamed(), &[]),
         (
+            "a given account",
+            json!({ "mode": "enforce", "serviceAccount": { "create": false, "name": "given" } }),
+            &[],
+        ),
+        (
             "GKE",
             json!({
                 "mode": "enforce",
@@ -186,6 +191,46 @@ fn wrong_values() -> Vec<Value> {
     ]
 }
 
+/// Returns what is installed, values of an upgrade, and true if the upgrade is allowed: one after which no daemon could restore knobs that
+/// the present ones wrote is not.
+fn mode_changes() -> Vec<(bool, Value, Value)> {
+    let installed = |read_only: bool, files: Value, ready: u32| {
+        let mount = json!({ "name": "cgroup", "mountPath": "/sys/fs/cgroup", "readOnly": read_only });
+        let container = json!({ "name": "numaward", "volumeMounts": [mount] });
+        let status = json!({
+            "observedGeneration": 3,
+            "desiredNumberScheduled": 2,
+            "updatedNumberScheduled": 2,
+            "numberReady": ready,
+        });
+        json!({
+            "set": {
+                "metadata": { "generation": 3 },
+                "spec": { "template": { "spec": { "containers": [container] } } },
+                "status": status,
+            },
+            "config": { "data": files },
+        })
+    };
+    let (on, off) = ("mode: enforce\n", "enforcement:\n  mode: \"off\"\n");
+    let enforcing = || installed(false, json!({ "config.yaml": on }), 2);
+    let mode = |mode: &str| json!({ "mode": mode });
+    let overruled = json!({ "config.yaml": off, "group.gpu.yaml": "enforcement: {mode: \"on\"}" });
+    vec![
+        (false, enforcing(), mode("try")),
+        (false, enforcing(), mode("observe")),
+        (true, enforcing(), mode("enforce")),
+        (true, enforcing(), mode("migrate")),
+        (true, enforcing(), json!({ "mode": "try", "abandonGuarantees": true })),
+        (true, installed(true, json!({ "config.yaml": on }), 2), mode("observe")),
+        (true, installed(false, json!({ "config.yaml": off }), 2), mode("try")),
+        // Not all daemons have started again.
+        (false, installed(false, json!({ "config.yaml": off }), 1), mode("try")),
+        (false, installed(false, overruled, 2), mode("try")),
+        (true, json!({ "set": {}, "config": {} }), mode("try")),
+    ]
+}
+
 /// Resources, by the description of their values.
 type ChartResources = Vec<(String, Vec<Value>)>;
 
@@ -210,14 +255,19 @@ pub(super) fn check(cache: &Cache) -> Result<(ChartResources, Vec<String>)> {
     choices
         .extend(documented_values.into_iter().map(|values| ("as docs/kubernetes.md sets it", values, none)));
     let values = choices.iter().map(|(_, values, _)| values).chain(&wrong).collect::<Vec<_>>();
-    let mut rendered = rendered(cache, &json!(values))?.into_iter();
+    let changes = mode_changes();
+    let items = values.into_iter().map(|values| json!({ "values": values }));
+    let items = items.chain(
+        changes.iter().map(|(_, installed, values)| json!({ "values": values, "installed": installed })),
+    );
+    let mut rendered = rendered(cache, &items.collect())?.into_iter();
     let (mut made, mut faults) = (Vec::new(), Vec::new());
-    for ((choice, _, overlays), rendered) in choices.iter().zip(rendered.by_ref()) {
+    for ((choice, values, overlays), rendered) in choices.iter().zip(rendered.by_ref()) {
         let name = format!("{CHART}, {choice}");
         match rendered {
             RenderResult::Refused(reason) => faults.push(format!("{name}: refused: {reason}")),
             RenderResult::Text(text) => {
-                let resources = parse(&text).with_context(|| name.clone())?;
+                let mut resources = parse(&text).with_context(|| name.clone())?;
                 let mut expected = Vec::new();
                 for overlay in *overlays {
                     expected.extend(render(cache, overlay)?);
@@ -227,13 +277,34 @@ pub(super) fn check(cache: &Cache) -> Result<(ChartResources, Vec<String>)> {
                 faults.extend(differences.into_iter().map(|fault| format!("{name}: {fault}")));
                 let others = forbidden(&resources).into_iter().chain(hook_faults(&resources));
                 faults.extend(others.map(|fault| format!("{name}: {fault}")));
+                if values["serviceAccount"]["create"] == false {
+                    if let Some(account) = resources.iter().find(|made| made["kind"] == "ServiceAccount") {
+                        faults.push(format!("{name}: makes the account {}", account["metadata"]["name"]));
+                    }
+                    // It exists already.
+                    resources.push(json!({
+                        "apiVersion": "v1",
+                        "kind": "ServiceAccount",
+                        "metadata": { "name": values["serviceAccount"]["name"], "namespace": "numaward" },
+                    }));
+                }
                 made.push((name, resources));
             }
         }
     }
-    for (values, rendered) in wrong.iter().zip(rendered) {
+    for (values, rendered) in wrong.iter().zip(rendered.by_ref()) {
         if matches!(rendered, RenderResult::Text(_)) {
             faults.push(format!("{CHART}: takes {values}"));
+        }
+    }
+    for ((is_allowed, installed, values), rendered) in changes.iter().zip(rendered) {
+        match rendered {
+            RenderResult::Text(_) if *is_allowed => {}
+            RenderResult::Refused(reason) if !is_allowed && reason.contains("abandonGuarantees") => {}
+            RenderResult::Text(_) => faults.push(format!("{CHART}: {installed} becomes {values}")),
+            RenderResult::Refused(reason) => {
+                faults.push(format!("{CHART}: {installed} cannot become {values}: {reason}"));
+            }
         }
     }
     Ok((made, faults))
@@ -329,10 +400,14 @@ fn hook_faults(resources: &[Value]) -> Vec<String> {
             list(&rule["resourceNames"]).contains(name) && list(&rule["verbs"]).contains(&verb.into())
         })
     };
+    let account = find("RoleBinding").map(|binding| &binding["subjects"][0]["name"]);
     let pods = [find("Pod"), find("Job").map(|job| &job["spec"]["template"])];
     for pod in pods.into_iter().flatten() {
         if is_selected(pod) {
             faults.push("the DaemonSet selects the pod of a hook".to_owned());
+        }
+        if Some(&pod["spec"]["serviceAccountName"]) != account {
+            faults.push("a hook runs with an account that has no rights".to_owned());
         }
         for container in list(&pod["spec"]["initContainers"]).iter().chain(list(&pod["spec"]["containers"])) {
             let arguments: Vec<&str> = list(&container["args"]).iter().filter_map(Value::as_str).collect();

@@ -85,6 +85,53 @@ namespace: {{ .Release.Namespace }}
 {{- if has .Values.mode (list "enforce" "migrate") }}true{{ end -}}
 {{- end }}
 
+{{/* What is installed under the names of this release, as JSON. Its fields are empty where Helm renders without a cluster. */}}
+{{- define "numaward.installed" -}}
+{{- $name := include "numaward.name" . -}}
+{{- $set := lookup "apps/v1" "DaemonSet" .Release.Namespace $name -}}
+{{- $config := lookup "v1" "ConfigMap" .Release.Namespace $name -}}
+{{ dict "set" $set "config" $config | toJson }}
+{{- end }}
+
+{{/* Fails where installed daemons may hold guarantees that those of the new mode, which mount cgroups read-only, cannot give back. */}}
+{{- define "numaward.checkModeChange" -}}
+{{- if not (or (include "numaward.enforces" .) .Values.abandonGuarantees) -}}
+{{- $installed := include "numaward.installed" . | fromJson -}}
+{{- $writes := false -}}
+{{- range dig "spec" "template" "spec" "containers" (list) $installed.set -}}
+{{- range .volumeMounts -}}
+{{- if and (eq .mountPath "/sys/fs/cgroup") (not .readOnly) }}{{ $writes = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{/* They have given everything back if all of them have started with `enforcement.mode: off`. */}}
+{{- $isOff := false -}}
+{{- range $file, $text := dig "data" (dict) $installed.config -}}
+{{- if eq $file "config.yaml" }}{{ $isOff = eq "off" (dig "enforcement" "mode" "" (fromYaml $text)) }}{{ end -}}
+{{- end -}}
+{{- range $file, $text := dig "data" (dict) $installed.config -}}
+{{- if ne "off" (dig "enforcement" "mode" "off" (fromYaml $text)) }}{{ $isOff = false }}{{ end -}}
+{{- end -}}
+{{- $status := dig "status" (dict) $installed.set -}}
+{{- $wanted := dig "desiredNumberScheduled" 0 $status | int -}}
+{{- range list "updatedNumberScheduled" "numberReady" -}}
+{{- if ne $wanted (dig . 0 $status | int) }}{{ $isOff = false }}{{ end -}}
+{{- end -}}
+{{- if ne (dig "metadata" "generation" 0 $installed.set | int) (dig "observedGeneration" 0 $status | int) }}{{ $isOff = false }}{{ end -}}
+{{- if and $writes (not $isOff) -}}
+{{- fail (printf "mode=%s cannot restore what the installed daemons have written: confined pods would stay confined. First upgrade with the present mode and config.enforcement.mode=off, and wait for `kubectl -n %s rollout status daemonset/%s`. Then change the mode, without config.enforcement.mode. Or set abandonGuarantees=true, and restart the hosts" .Values.mode .Release.Namespace (include "numaward.name" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The account of the hooks: with serviceAccount.create=false, the existing one. */}}
+{{- define "numaward.hooksAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ include "numaward.name" . }}-hooks
+{{- else -}}
+{{ include "numaward.serviceAccount" . }}
+{{- end -}}
+{{- end }}
+
 {{/* Not empty where the port for metrics has TLS. */}}
 {{- define "numaward.tls" -}}
 {{ dig "listenTls" "certFile" "" (include "numaward.config" . | fromYaml) }}
@@ -128,7 +175,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
 {{- define "numaward.hookPod" -}}
-serviceAccountName: {{ include "numaward.name" . }}-hooks
+serviceAccountName: {{ include "numaward.hooksAccount" . }}
 {{- with include "numaward.pullSecrets" . }}
 {{- . }}
 {{- end }}
