@@ -159,7 +159,7 @@ struct Follower {
 /// Changed keys of a configuration, by the way in which they take effect.
 #[derive(Debug, Default)]
 struct Changes {
-    /// Those that take effect at once.
+    /// Keys that take effect at once.
     live: Vec<ChangedKey>,
     guarantees: Option<ChangedKey>,
     others: Vec<ChangedKey>,

@@ -552,7 +552,7 @@ async fn reads_kubelet_version_of_node() {
     for (node, configured, version, degraded) in [
         ("old", None, Some(V1_32), ""),
         ("new", None, Some(V1_36), ""),
-        ("next", None, Some(V1_36), "the kubelet v1.37.1 is newer than those with recorded decisions"),
+        ("next", None, Some(V1_36), "the kubelet v1.37.1 is newer than any with recorded decisions"),
         ("next", Some(V1_36), Some(V1_36), ""),
         ("old", Some(V1_36), Some(V1_36), ""),
         ("odd", None, None, "the version of the kubelet is unknown"),

@@ -256,6 +256,21 @@ async fn keeps_pods_that_would_not_move() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn excluded_namespaces_may_change() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.refuse(Some(("/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    let pod = pod("a", Some("ReplicaSet"));
+    let namespace = pod["metadata"]["namespace"].as_str().unwrap().to_owned();
+    let run = run_on(server, FAST, EvictionReason::Unplaced, &[pod]).await;
+    until("a try", || run.count("blocked") >= 1).await;
+    run.kubernetes.send_modify(|settings| drop(settings.placement_off_namespaces.insert(namespace)));
+    run.server.refuse(None);
+    let is_kept = || run.events("a").iter().any(|(_, note)| note.contains("placementOffNamespaces"));
+    until("it stays", is_kept).await;
+    assert_eq!(run.count("evicted"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn delays_grow_while_budget_blocks() {
     let server = FakeApiServer::start().await.unwrap();
     server.refuse(Some(("/eviction", StatusCode::TOO_MANY_REQUESTS)));

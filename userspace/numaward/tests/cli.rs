@@ -408,7 +408,7 @@ fn reports_all_configuration_errors() {
     fs::write(group("bad"), "probes: {slots: 0}\n").unwrap();
     let (error, code) = run_failing(&["config", "check", file]);
     assert_eq!(code, 1);
-    assert!(error.contains("has 1 problem") && error.contains("group.bad.yaml:1:17"), "{error}");
+    assert!(error.contains("has a problem") && error.contains("group.bad.yaml:1:17"), "{error}");
     assert_eq!(run_command(&["config", "check", file, "--group", "gpu"]), (both, 0), "only this group");
 
     let (error, code) = run_failing(&["config", "check", "/nonexistent/numaward.yaml"]);

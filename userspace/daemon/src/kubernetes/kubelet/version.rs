@@ -14,8 +14,8 @@ use tokio::time::timeout;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Returns the configuration with the version of the kubelet from the status of this Kubernetes node, if the strategy needs a version and
-/// none is configured. On an error, the version stays unset: the strategy repeats the newest version then. A version whose decisions are
-/// not repeated for certain is reported as a degraded part.
+/// none is configured. On an error, the version stays unset: the strategy repeats the newest version then. An unknown version, and one
+/// without recorded decisions, is reported as a degraded part.
 pub async fn with_kubelet_version(config: &Config, observer: &Observer) -> Config {
     let mut config = config.clone();
     let Some(node) = config.kubernetes.node_name.as_deref() else { return config };
@@ -39,8 +39,8 @@ pub async fn with_kubelet_version(config: &Config, observer: &Observer) -> Confi
             config.kubelet_version = Some(version);
             if KubeletVersion::is_newer_than_recorded(&reported) {
                 Err(format!(
-                    "the kubelet {reported} is newer than those with recorded decisions: strategy kubelet repeats those of {version}, which \
-                     may differ. Set strategy: native, or set kubeletVersion to accept them"
+                    "the kubelet {reported} is newer than any with recorded decisions: strategy kubelet repeats the decisions of {version}, and \
+                     some may differ. Set strategy: native, or set kubeletVersion to accept this"
                 ))
             } else {
                 tracing::info!(reported, %version, "the strategy kubelet repeats this version");
