@@ -94,8 +94,8 @@ pub struct IsolationSettings {
     /// upper limit. `isolate` of a workload applies in each of the three modes.
     #[educe(Default(expression = EnforcementMode::DryRun))]
     pub mode: EnforcementMode,
-    /// Patterns of cgroups that keep all CPUs: `*` matches any text without a slash, `**` any number of levels. All others are limited
-    /// to the shared pool; kernel threads and processes in the root cgroup cannot be. Default: the init process, `/init.scope`.
+    /// Patterns of cgroups that keep all CPUs: `*` matches any text without a slash, `**` any number of levels. All other cgroups are
+    /// limited to the shared pool; kernel threads and processes in the root cgroup cannot be. Default: the init process, `/init.scope`.
     #[educe(Default(expression = CgroupPattern::new("/init.scope").into_iter().collect()))]
     pub system_slices: Vec<CgroupPattern>,
 }

@@ -263,7 +263,9 @@ async fn excluded_namespaces_may_change() {
     let namespace = pod["metadata"]["namespace"].as_str().unwrap().to_owned();
     let run = run_on(server, FAST, EvictionReason::Unplaced, &[pod]).await;
     until("a try", || run.count("blocked") >= 1).await;
-    run.kubernetes.send_modify(|settings| drop(settings.placement_off_namespaces.insert(namespace)));
+    run.kubernetes.send_modify(|settings| {
+        settings.placement_off_namespaces.insert(namespace);
+    });
     run.server.refuse(None);
     let is_kept = || run.events("a").iter().any(|(_, note)| note.contains("placementOffNamespaces"));
     until("it stays", is_kept).await;
