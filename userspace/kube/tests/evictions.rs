@@ -180,7 +180,7 @@ async fn evicts_one_pod_at_a_time() {
     assert!(run.evictions()[1].contains("/pods/b/"));
 }
 
-/// A finalizer of its owner keeps the object of an evicted pod whose containers have ended.
+/// A finalizer keeps the object of an evicted pod after the end of the containers.
 #[tokio::test(flavor = "multi_thread")]
 async fn ended_pod_with_finalizer_delays_no_eviction() {
     let run = run(&[pod("a", Some("ReplicaSet")), pod("b", Some("ReplicaSet"))]).await;

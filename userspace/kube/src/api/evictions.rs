@@ -16,7 +16,7 @@
 //!
 //! # Invariants
 //! - At most one pod is being evicted at a time, unless its end takes longer than [`EvictionTiming::max_wait`].
-//! - No pod, and no number of pods, keeps others from being evicted for longer than that.
+//! - Any number of pods with slow ends delays the next eviction by that time at most.
 //! - The eviction names the UID, so a new pod of the same name is never evicted instead.
 //! - A pod is evicted only if a controller creates it again, possibly on another host.
 //! - On a node that is short of memory, no pod is evicted while a pod that uses more memory there cannot be evicted, whatever the classes
@@ -264,7 +264,7 @@ struct EvictionLoop {
     evicted: Option<PodId>,
     /// The time since which the ends of pods are awaited and no pod is evicted.
     waits_since: Option<Instant>,
-    /// The pods whose ends are not awaited any more.
+    /// Pods with slow ends, which are not awaited any more.
     overdue: BTreeSet<PodId>,
     /// Earliest time of the next request.
     next: Instant,
@@ -347,7 +347,7 @@ impl EvictionLoop {
             return true;
         }
         for pod in ending.difference(&self.overdue) {
-            tracing::warn!(%pod, "a pod that is being deleted has not ended; others are evicted meanwhile");
+            tracing::warn!(%pod, "a pod that is being deleted has not ended; other pods are evicted meanwhile");
         }
         self.overdue.extend(ending);
         false
