@@ -127,8 +127,8 @@ pub fn run(
     let alerts = alerts::AlertMetrics::default();
     let metrics =
         all_metrics((config, mode), &observer, &*guarantor, &placing, &sharing, &alerts, &traces.metrics());
-    let metrics = Arc::new(metrics);
-    let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
+    let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
+    let mut cluster = cluster.with_settings(configuration.kubernetes());
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
     let (address, listener) = listen_for_reads(config, mode, take_activated_listener())?;
     let read_gate = config.read_access();
@@ -169,7 +169,6 @@ pub fn run(
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = HostNames::new(&config.listen_names);
         let controlled = reconciler.clone();
-        cluster.follow_settings(configuration.kubernetes());
         cluster.reserve_claims(reconciler.as_ref());
         let refusals = cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled {
@@ -380,7 +379,7 @@ fn all_metrics(
     sharing: &cluster::ClusterMetrics,
     alerts: &alerts::AlertMetrics,
     traces: &otlp::OtlpMetrics,
-) -> Metrics {
+) -> Arc<Metrics> {
     let metrics = Metrics::new(observer.clone()).exporting(config.metrics.clone());
     let metrics = metrics.with(|registry| {
         guarantor.register(registry);
@@ -393,14 +392,14 @@ fn all_metrics(
         traces.register(registry);
     });
     if config.export_kubelet_names {
-        return metrics.with_kubelet_names(|registry| {
+        return Arc::new(metrics.with_kubelet_names(|registry| {
             // In the mode `observe`, the kubelet itself counts its decisions.
             if mode == OperatingMode::Enforce {
                 guarantor.register_kubelet(registry);
             }
-        });
+        }));
     }
-    metrics
+    Arc::new(metrics)
 }
 
 /// Starts alerts and the export to OpenTelemetry as configured. An error is logged and does not stop the daemon.

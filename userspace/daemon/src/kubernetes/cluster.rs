@@ -141,8 +141,9 @@ impl Cluster {
     }
 
     /// Sets the source of the settings that change while the daemon runs. Without it, they are those of the start.
-    pub fn follow_settings(&mut self, kubernetes: watch::Receiver<Kubernetes>) {
-        self.kubernetes = kubernetes;
+    #[must_use]
+    pub fn with_settings(self, kubernetes: watch::Receiver<Kubernetes>) -> Self {
+        Self { kubernetes, ..self }
     }
 
     /// Returns the present settings.
