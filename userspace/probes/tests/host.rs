@@ -238,7 +238,7 @@ impl<'a> Load<'a> {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
         let used = used_cpu_time(self.cgroup);
-        (used, used - self.before)
+        (used, used.checked_sub(self.before).unwrap())
     }
 }
 
