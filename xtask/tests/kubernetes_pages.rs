@@ -21,7 +21,7 @@ use CommandTest::{Not, Run};
 
 const APPLY: CommandTest = Run(r#"kubectl.must(&["apply", "--kustomize", &"#);
 const ROLLOUT: CommandTest =
-    Run(r#"["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"]"#);
+    Run(r#"["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=30m"]"#);
 const CORDON: CommandTest = Run(r#"kubectl.must(&["cordon", node::NAME]);"#);
 const UNCORDON: CommandTest = Run(r#"kubectl.must(&["uncordon", node::NAME]);"#);
 const REGISTRY: CommandTest = Not("the tests have no registry, and import the image");

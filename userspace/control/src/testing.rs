@@ -5,6 +5,7 @@ use std::{
     path::Path,
     sync::{Arc, Mutex},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
@@ -138,7 +139,9 @@ pub fn change_stored_state(state_directory: &Path, change: impl FnOnce(State) ->
 
 /// Returns an enforcer for the hierarchy at `root`. With `systemd`, the cgroups of units are written through systemd.
 pub fn enforcer(root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
-    let options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
+    let mut options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
+    // A busy host does not decide which threads are read.
+    options.thread_time = Duration::from_mins(1);
     Enforcer::new(root.to_owned(), systemd, options)
 }
 

@@ -41,15 +41,22 @@ pub struct EnforcerOptions {
     pub possible_nodes: NodeSet,
     /// The amount of time that a caller waits for the pages to follow a write to `cpuset.mems`.
     pub migration_wait: Duration,
+    /// Time to read the affinities of the threads of all cgroups that a plan narrows: what waits for the plan waits for that.
+    pub thread_time: Duration,
     /// Mount point of procfs, with the processes of the cgroups.
     pub proc: PathBuf,
 }
 
 impl EnforcerOptions {
-    /// Returns the options with the default wait and this host's processes.
+    /// Returns the options with the default times and this host's processes.
     pub fn new(possible_cpus: CpuSet, possible_nodes: NodeSet) -> Self {
-        let (migration_wait, proc) = (Duration::from_secs(2), PathBuf::from("/proc"));
-        Self { possible_cpus, possible_nodes, migration_wait, proc }
+        Self {
+            possible_cpus,
+            possible_nodes,
+            migration_wait: Duration::from_secs(2),
+            thread_time: Duration::from_millis(10),
+            proc: PathBuf::from("/proc"),
+        }
     }
 }
 
@@ -69,7 +76,7 @@ impl StepError {
 #[derive(Clone, Debug)]
 pub struct Cgroupfs {
     root: PathBuf,
-    options: EnforcerOptions,
+    pub(super) options: EnforcerOptions,
     page_size: Bytes,
     /// Threads that write `cpuset.cpus` and `cpuset.mems`.
     writers: Writers,

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     os::unix::fs::MetadataExt as _,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use numaward_cgroup::{
@@ -28,9 +28,6 @@ use super::{
     systemd::property,
     thread_masks::{ThreadMasks, fair_share},
 };
-
-/// Time to read the affinities of the threads of all cgroups that a plan narrows: what waits for the plan waits for that.
-const THREAD_TIME: Duration = Duration::from_millis(10);
 
 const PROTECTIONS: [Knob; 2] = [Knob::MemoryMin, Knob::MemoryLow];
 const NO_PROTECTION: Limit = Limit::Bytes(Bytes(0));
@@ -96,7 +93,7 @@ impl Enforcer {
                 SettingsChange::Release(_) | SettingsChange::Each(_) | SettingsChange::Upkeep => Vec::new(),
             },
             is_undone: matches!(change, SettingsChange::Hold(..)),
-            thread_time: THREAD_TIME,
+            thread_time: self.cgroupfs.options.thread_time,
             unread_cgroups: 0,
         };
         let has_cpus = |values: &Values| values.0.contains_key(&Knob::CpusetCpus);

@@ -397,14 +397,13 @@ fn cpu_time(host: &ProbedHost) {
     let start = read(&mut reader, &busy_place);
     assert_eq!(start.iter().sum::<u64>(), 0, "{start:?}");
 
-    let load = Load::start(&busy.0);
-    let mut expected = read(&mut reader, &busy_place);
-    let (used, _) = load.stop_after(Duration::from_millis(400));
+    let (used, _) = Load::start(&busy.0).stop_after(Duration::from_millis(400));
     let times = read(&mut reader, &busy_place);
     let sum = Duration::from_nanos(times.iter().sum());
     assert!(sum.abs_diff(used) <= Duration::from_micros(1), "{times:?}, cpu.stat has {used:?}");
-    expected[last_cpu()] = times[last_cpu()];
-    assert_eq!(times, expected, "on CPU {} alone", last_cpu());
+    // The kernel books a span to the CPU that ends it, such as one that wakes another task there.
+    let of_cpu = Duration::from_nanos(times[last_cpu()]);
+    assert!(of_cpu * 2 > used, "{times:?}, {used:?} on CPU {}", last_cpu());
     assert_eq!(read(&mut reader, &idle_place).iter().sum::<u64>(), 0);
 
     let start = Instant::now();

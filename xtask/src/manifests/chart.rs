@@ -619,9 +619,12 @@ mod tests {
             json!({ "kind": "Role", "metadata": { "annotations": hook("pre-delete,test") },
                 "rules": [{ "resourceNames": ["a"], "verbs": ["watch", "patch"] }] }),
             json!({ "kind": "Job", "metadata": { "annotations": hook("pre-delete") }, "spec": { "template": { "spec": {
+                "serviceAccountName": "hooks",
                 "initContainers": [{ "args": ["patch", "daemonset", "a", patch] }],
                 "containers": [{ "args": ["rollout", "status", "daemonset/a"] }],
             } } } }),
+            json!({ "kind": "RoleBinding", "metadata": { "annotations": hook("pre-delete,test") },
+                "subjects": [{ "name": "hooks" }] }),
         ];
         assert_eq!(hook_faults(&resources), [""; 0]);
         resources[1]["rules"][0]["verbs"] = json!(["watch"]);
