@@ -119,7 +119,7 @@ fn guarantees_outlive_the_daemon() {
     assert_near("anon of node 1 after", after["anon"][&1], 0, 128 * MIB, 2);
     let release = report.section("release");
     assert!(release.starts_with("0\nmax\n"), "what was found is given back: {release}");
-    assert!(release.contains("no allocation named \"batch\"") && release.ends_with("code 1"), "{release}");
+    assert!(release.contains("no guarantee named \"batch\"") && release.ends_with("code 1"), "{release}");
 
     let bad = report.section("bad input");
     for words in [

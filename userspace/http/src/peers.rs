@@ -12,8 +12,9 @@
 //!
 //! # Algorithm
 //! A peer that has reached its limit of places gives up one for its next connection: its oldest idle place, or, if more
-//! than half of its places are in use, the oldest of these. So programs that share an address, such as the kubelet and
-//! the processes of its host, do not lock each other out, and a response in progress ends only if there are very many.
+//! than half of its places are in use, the newest of these, which is furthest from its response. So programs that share an
+//! address, such as the kubelet and the processes of its host, do not lock each other out, and however many clients ask
+//! again and again, the older requests are answered.
 //!
 //! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its
 //! own peer has fewer connections. So a peer that opens many connections and reads slowly blocks only itself.
@@ -99,8 +100,8 @@ impl PeerUsage {
     fn least_useful(&self) -> Option<u64> {
         let (idle, busy): (Vec<_>, Vec<_>) =
             self.places.iter().partition(|(_, place)| place.activity.is_idle());
-        let oldest = if busy.len() > self.places.len() / 2 { busy } else { idle };
-        oldest.first().map(|(number, _)| **number)
+        let place = if busy.len() > self.places.len() / 2 { busy.last() } else { idle.first() };
+        place.map(|(number, _)| **number)
     }
 
     /// Removes a place, whose connection then closes, and returns its permit.
@@ -380,12 +381,9 @@ mod tests {
         assert!(!second.is_served(), "the one before had no permit");
         let more = first.begin_request();
         let third = enter(&peers, "10.0.0.1").unwrap();
-        assert_eq!(
-            displaced(&places),
-            [true, true, false, true],
-            "more than half are busy: the oldest of these"
-        );
-        assert_eq!(displaced(&[first.clone(), second.clone()]), [false, false]);
+        assert_eq!(displaced(&places), [false, true, false, true], "responses in progress go on");
+        let latest = displaced(&[first.clone(), second.clone()]);
+        assert_eq!(latest, [true, false], "more than half are busy: the newest of these");
         assert!(third.is_served());
         drop((requests, more, places, first, second, third));
         assert!(peers.usage.lock().is_empty());
