@@ -11,10 +11,9 @@
 //! - A *place* is the share of one connection. It is *served* while it holds one of a limited number of permits.
 //!
 //! # Algorithm
-//! A peer that has reached its limit of places gives up one for its next connection: its oldest idle place, or, if more
-//! than half of its places are in use, the newest of these, which is furthest from its response. So programs that share an
-//! address, such as the kubelet and the processes of its host, do not lock each other out, and however many clients ask
-//! again and again, the older requests are answered.
+//! A peer that has reached its limit of places gives up its oldest idle place for its next connection. So idle connections
+//! of one program do not lock out others of its address, such as the kubelet beside the processes of its host. If no place is
+//! idle, the connection is refused: requests in progress go on, however many clients ask again and again.
 //!
 //! If no permit is free, a connection takes that of the oldest place of the peer with the most served places, if its
 //! own peer has fewer connections. So a peer that opens many connections and reads slowly blocks only itself.
@@ -96,12 +95,9 @@ impl PeerUsage {
         self.places.iter().filter(|(_, place)| place.permit.is_some()).map(|(number, place)| (*number, place))
     }
 
-    /// Returns the place to give up for another one of the same peer.
-    fn least_useful(&self) -> Option<u64> {
-        let (idle, busy): (Vec<_>, Vec<_>) =
-            self.places.iter().partition(|(_, place)| place.activity.is_idle());
-        let place = if busy.len() > self.places.len() / 2 { busy.last() } else { idle.first() };
-        place.map(|(number, _)| **number)
+    /// Returns the oldest idle place.
+    fn oldest_idle(&self) -> Option<u64> {
+        self.places.iter().find(|(_, place)| place.activity.is_idle()).map(|(number, _)| *number)
     }
 
     /// Removes a place, whose connection then closes, and returns its permit.
@@ -151,9 +147,9 @@ impl Peers {
         Arc::new(Self { limits, usage: Mutex::default(), entered: AtomicU64::new(0) })
     }
 
-    /// Returns a place for a connection of this peer; `None` if very many connections wait and the peer has the most.
-    /// The first connection of a user of this host always gets one. If the peer has reached its limit, another of its
-    /// places is displaced, and the new one takes its permit.
+    /// Returns a place for a connection of this peer; `None` if the peer has reached its limit and no place of it is idle, or
+    /// if very many connections wait and the peer has the most. The first connection of a user of this host always gets
+    /// one. If an idle place is displaced, the new one takes its permit.
     pub(crate) fn enter(self: &Arc<Self>, peer: Option<PeerId>) -> Option<Arc<ConnectionPlace>> {
         let mut all = self.usage.lock();
         let connections: usize = all.values().map(|held| held.places.len()).sum();
@@ -166,8 +162,7 @@ impl Peers {
             return None;
         }
         let held = all.entry(peer).or_default();
-        let displaced = if is_full { held.least_useful() } else { None };
-        let permit = displaced.and_then(|number| held.displace(number));
+        let permit = if is_full { held.displace(held.oldest_idle()?) } else { None };
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
         let activity = Arc::<Activity>::default();
         held.places.insert(number, HeldPlace { permit, activity: activity.clone() });
@@ -365,7 +360,7 @@ mod tests {
 
     /// Two programs of one peer: one has responses in progress, the other opens connections again and again.
     #[test]
-    fn full_peer_gives_up_least_useful_place() {
+    fn full_peer_gives_up_idle_place() {
         let limits = Limits { connections_of_a_peer: 4, ..SMALL_LIMITS };
         let (peers, permits) = (Peers::new(limits), Arc::new(Semaphore::new(3)));
         let places = [(); 4].map(|()| enter(&peers, "10.0.0.1").unwrap());
@@ -379,13 +374,11 @@ mod tests {
         let second = enter(&peers, "10.0.0.1").unwrap();
         assert_eq!(displaced(&places), [false, true, false, true]);
         assert!(!second.is_served(), "the one before had no permit");
-        let more = first.begin_request();
-        let third = enter(&peers, "10.0.0.1").unwrap();
-        assert_eq!(displaced(&places), [false, true, false, true], "responses in progress go on");
-        let latest = displaced(&[first.clone(), second.clone()]);
-        assert_eq!(latest, [true, false], "more than half are busy: the newest of these");
-        assert!(third.is_served());
-        drop((requests, more, places, first, second, third));
+        let more = [first.begin_request(), second.begin_request()];
+        assert!(enter(&peers, "10.0.0.1").is_none(), "all are busy");
+        assert_eq!(displaced(&places), [false, true, false, true], "requests in progress go on");
+        assert_eq!(displaced(&[first.clone(), second.clone()]), [false, false]);
+        drop((requests, more, places, first, second));
         assert!(peers.usage.lock().is_empty());
         assert_eq!(permits.available_permits(), 3);
     }
