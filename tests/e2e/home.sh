@@ -82,6 +82,7 @@ for _name; do
 done
 section "regions of cgroups at one position"
 numaward regions spread -o json
+section "end of the cgroups at one position"
 kill $_sleeping
 wait $_sleeping || true
 for _name; do rmdir $cgroups/spread/$_name; done

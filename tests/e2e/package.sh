@@ -92,7 +92,7 @@ cat $load/cpuset.cpus
 section "upgraded allocations"
 ask /api/v1/allocations
 section "journal"
-journal | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|part="configuration"|code=killed|result .signal.' || true
+journal | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|part="pending_configuration"|code=killed|result .signal.' || true
 
 section "filtered"
 upgraded=$(systemctl show --value -p MainPID numaward)
