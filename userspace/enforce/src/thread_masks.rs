@@ -82,7 +82,7 @@ pub struct ResetThreads {
     pub unread: BTreeSet<CgroupPath>,
 }
 
-/// Returns the time for one of some cgroups that share what is left.
+/// Returns the share of one cgroup in the time that is left for this number of them.
 pub(super) fn fair_share(left: Duration, cgroups: usize) -> Duration {
     let share = left.checked_div(u32::try_from(cgroups).unwrap_or(u32::MAX)).unwrap_or(left);
     share.max(MIN_SHARE).min(left)

@@ -12,7 +12,7 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Limits {
     /// Maximum number of connections that are served at once; further ones wait.
     pub(crate) connections: usize,
-    /// Maximum number of connections of one peer; each further one takes the place of another.
+    /// Maximum number of connections of one peer; a further one takes the place of an idle one, or is closed.
     pub(crate) connections_of_a_peer: usize,
     /// Maximum number of bytes of large responses that clients have not read yet.
     pub(crate) unread: usize,

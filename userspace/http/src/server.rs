@@ -158,7 +158,7 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
             continue;
         };
         let Some(place) = peers.enter(peer) else {
-            tracing::debug!(peer = ?source, "connection closed: very many wait, and this peer has the most");
+            tracing::debug!(peer = ?source, "connection closed: all connections of this peer are busy, or very many wait and this peer has the most");
             continue;
         };
         // Done here and not in the task: the next connection may displace this one before the task has run.

@@ -1143,9 +1143,8 @@ async fn silent_runtime_times_out() {
     assert_eq!(end.to_string(), "the runtime did not register the plugin: there was no answer within 7200s");
 }
 
-#[tokio::test(start_paused = true)]
-async fn late_synchronize_is_awaited() {
-    // The runtime's lock is held by the creation of a container, for which another plugin takes long.
+/// Starts a runtime whose lock is held by the creation of a container, for which another plugin takes this long.
+async fn busy_runtime(time: Duration) -> (FakeRuntime, Rig, JoinHandle<Result<Container, String>>) {
     let runtime = FakeRuntime::new(FakeRuntimeConfig {
         request_timeout: Duration::from_hours(1),
         ..FakeRuntimeConfig::containerd_2_1(online())
@@ -1160,12 +1159,18 @@ async fn late_synchronize_is_awaited() {
     );
     first.connected().await;
     runtime.run_pod(&pod("p1")).await.unwrap();
-    first.behavior(Behavior::Slow(Duration::from_secs(100)));
+    first.behavior(Behavior::Slow(time));
     let create = tokio::spawn({
         let runtime = runtime.clone();
         async move { runtime.create_container(&container("c1")).await }
     });
     sleep(Duration::from_millis(10)).await;
+    (runtime, first, create)
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_synchronize_is_awaited() {
+    let (runtime, _first, create) = busy_runtime(Duration::from_secs(100)).await;
     let rig = Rig::on(&runtime, Options::default());
     create.await.unwrap().unwrap();
     // The registration that has waited is used: there was no second one.
@@ -1177,26 +1182,7 @@ async fn late_synchronize_is_awaited() {
 /// A daemon that is replaced during a long stop: its registration is still in the runtime, which accepts no further one.
 #[tokio::test(start_paused = true)]
 async fn second_registration_waits_in_one_connection() {
-    let runtime = FakeRuntime::new(FakeRuntimeConfig {
-        request_timeout: Duration::from_hours(1),
-        ..FakeRuntimeConfig::containerd_2_1(online())
-    });
-    let other = Rig::on(
-        &runtime,
-        Options {
-            plugin: Nri { plugin_name: "first".parse().unwrap(), ..Nri::default() },
-            answer_within: Duration::from_mins(50),
-            ..Options::default()
-        },
-    );
-    other.connected().await;
-    runtime.run_pod(&pod("p1")).await.unwrap();
-    other.behavior(Behavior::Slow(Duration::from_mins(10)));
-    let create = tokio::spawn({
-        let runtime = runtime.clone();
-        async move { runtime.create_container(&container("c1")).await }
-    });
-    sleep(Duration::from_millis(10)).await;
+    let (runtime, _first, create) = busy_runtime(Duration::from_mins(10)).await;
     let replaced = Rig::on(&runtime, Options::default());
     replaced.is(Phase::Synchronizing).await;
     replaced.shutdown.cancel();

@@ -191,8 +191,8 @@ fn wrong_values() -> Vec<Value> {
     ]
 }
 
-/// Returns what is installed, values of an upgrade, and true if the upgrade is allowed: one after which no daemon could restore knobs that
-/// the present ones wrote is not.
+/// Returns upgrades: true if the chart allows it, the installed objects, and the new values. An upgrade is refused if the new daemons could
+/// not restore the knobs that the present ones wrote.
 fn mode_changes() -> Vec<(bool, Value, Value)> {
     let installed = |read_only: bool, files: Value, ready: u32| {
         let mount = json!({ "name": "cgroup", "mountPath": "/sys/fs/cgroup", "readOnly": read_only });

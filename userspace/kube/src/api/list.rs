@@ -28,9 +28,9 @@ const MAX_LIST_BYTES: usize = 64 << 10;
 /// Number of open brackets between two items: that of the list, and that of the items.
 const ITEMS_DEPTH: usize = 2;
 
-/// Mark of a request whose answer is read while it is received.
+/// Extension of a request whose answer is read while it is received.
 #[derive(Clone, Copy)]
-pub(super) struct Streamed;
+pub(super) struct AnswerStream;
 
 #[derive(Deserialize)]
 struct List {
@@ -45,7 +45,7 @@ pub(super) async fn read_page<T: Fields>(
 ) -> kube::Result<ListMeta> {
     let path = <ApiObject<T> as kube::Resource>::url_path(&(), None);
     let mut request = core::Request::new(path).list(page).map_err(kube::Error::BuildRequest)?;
-    request.extensions_mut().insert(Streamed);
+    request.extensions_mut().insert(AnswerStream);
     let mut body = pin!(client.request_stream(request).await?);
     let read = async {
         let (mut splitter, mut on_object) = (ItemSplitter::default(), on_object);

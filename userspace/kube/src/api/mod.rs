@@ -65,7 +65,7 @@ pub use self::{
     pods::Pods,
     taint::{TaintRemover, TaintTiming},
 };
-use self::{events::EventRecorder, list::Streamed};
+use self::{events::EventRecorder, list::AnswerStream};
 pub(crate) use self::{metrics::Operation, node::node_uid};
 
 /// Parses a pod of the Kubernetes node `n` from the API server's JSON.
@@ -212,9 +212,9 @@ fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch="))
 }
 
-/// Sends a request and waits for the whole answer. For a watch and a [`Streamed`] answer: for the start of the answer.
+/// Sends a request and waits for the whole answer. For a watch and an [`AnswerStream`]: for the start of the answer.
 async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response<Body>, BoxError> {
-    let is_streamed = is_watch(&request) || request.extensions().get::<Streamed>().is_some();
+    let is_streamed = is_watch(&request) || request.extensions().get::<AnswerStream>().is_some();
     let answer = async {
         let answer = client.send(request).await?;
         if is_streamed && answer.status().is_success() {

@@ -380,7 +380,7 @@ fn containers_follow_their_limited_claim() {
     bench.core.store.state.ledger.set_conditions(relaxed);
     claims::limit(&mut bench.core, "uid-a", Some(&Amounts::new())).unwrap();
     assert_eq!((state(&bench).0.as_str(), state(&bench).1.as_str()), ("0-7", "0-7"));
-    // What another workload has meanwhile is not given back before it ends.
+    // CPUs that another workload has got meanwhile return only after its end.
     let other = container("b", 4000);
     drop(bench.create(&other));
     bench.handle();

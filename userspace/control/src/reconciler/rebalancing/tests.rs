@@ -321,6 +321,14 @@ fn partial_migration_is_rolled_back() {
     let (nodes, mut state) = bench.guarantees();
     // Threads may have kept the CPUs of the other node: they are reset later.
     assert!(!state.resets.is_empty());
+    for name in ["/a", "/b", "/c"] {
+        let path = name.parse().unwrap();
+        let record = |state: &State| {
+            let record = state.applied.get(&path).unwrap();
+            numaward_enforce::Record { thread_masks: None, ..numaward_enforce::Record::clone(record) }
+        };
+        assert_eq!(record(&state), record(&before.1), "{name}");
+    }
     state.resets = before.1.resets.clone();
     state.applied = before.1.applied.clone();
     assert_eq!(((nodes, state), bench.knobs("a")), (before, knobs));
