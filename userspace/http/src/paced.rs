@@ -109,7 +109,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PacedStream<S> {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.stream).poll_flush(context).map_ok(|()| 0);
-        this.check_pace(context, flushed, 0).map_ok(|_| ())
+        // hyper flushes the stream once its own buffer is empty.
+        this.check_pace(context, flushed, 0).map_ok(|_| this.place.note_flush())
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -20,8 +20,8 @@
 //!
 //! A client with many addresses is as many peers, each with few connections. So the only connection of a peer then
 //! takes the permit of the oldest idle place; one on the loopback, if no place is idle, that of the oldest place of a
-//! peer on the network. A place is idle while no request is handled, or if the client has not read for
-//! [`MAX_IDLE_STALL`]. Otherwise the connection waits.
+//! peer on the network. A place is idle while no request is handled and all responses are written to the socket, or if the
+//! client has not read for [`MAX_IDLE_STALL`]. Otherwise the connection waits.
 //!
 //! # Invariants
 //! - The resources of a place are released when it is dropped.
@@ -32,7 +32,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -114,13 +114,17 @@ struct Activity {
     displaced: CancellationToken,
     /// The number of requests whose responses are not complete.
     requests: AtomicUsize,
+    /// True from the end of a response until its last byte is written to the socket.
+    is_writing: AtomicBool,
     stalls: Mutex<BufferStalls>,
 }
 
 impl Activity {
     fn is_idle(&self) -> bool {
         let is_stalled = || self.stalls.lock().since.is_some_and(|since| since.elapsed() >= MAX_IDLE_STALL);
-        self.requests.load(Ordering::Relaxed) == 0 || is_stalled()
+        let is_answering =
+            self.requests.load(Ordering::Relaxed) > 0 || self.is_writing.load(Ordering::Relaxed);
+        !is_answering || is_stalled()
     }
 }
 
@@ -130,6 +134,7 @@ pub(crate) struct ActiveRequest(Arc<Activity>);
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
+        self.0.is_writing.store(true, Ordering::Relaxed);
         self.0.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -198,6 +203,11 @@ impl ConnectionPlace {
     pub(crate) fn begin_request(&self) -> ActiveRequest {
         self.activity.requests.fetch_add(1, Ordering::Relaxed);
         ActiveRequest(self.activity.clone())
+    }
+
+    /// Notes that all bytes of the responses so far are written to the socket.
+    pub(crate) fn note_flush(&self) {
+        self.activity.is_writing.store(false, Ordering::Relaxed);
     }
 
     /// Notes that the send buffer is full, or that it has room again.
@@ -438,6 +448,8 @@ mod tests {
         let late = enter(&peers, "10.0.0.4").unwrap();
         assert!(late.displace().is_none(), "all places are in use");
         requests[1] = None;
+        assert!(late.displace().is_none(), "a response is not written yet");
+        flood[1].note_flush();
         let second = enter(&peers, "10.0.0.4").unwrap();
         assert!(second.displace().is_none(), "its peer has another connection");
         drop(second);

@@ -385,6 +385,30 @@ pub(crate) mod tests {
         }
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn full_peer_keeps_responses_that_are_read() {
+        let limits = Limits { connections_of_a_peer: 4, unread_of_a_peer: 64 << 20, ..Limits::DEFAULT };
+        let address = start_server(limits).await;
+        let mut reading = Vec::new();
+        for _ in 0..limits.connections_of_a_peer {
+            let mut stream = send(address, "/large", 1).await;
+            assert!(head(&mut stream).await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")));
+            reading.push(stream);
+        }
+        // More than fits into the buffers of the kernel is left.
+        assert_eq!(head(&mut send(address, "/livez", 1).await).await, None, "all are busy");
+        for stream in &mut reading {
+            let mut read = 0;
+            let mut buffer = vec![0; 1 << 20];
+            while read < LARGE / 2 {
+                match timeout(TEST_TIMEOUT, stream.read(&mut buffer)).await.unwrap() {
+                    Ok(more @ 1..) => read += more,
+                    ended => panic!("cut off after {read} bytes: {ended:?}"),
+                }
+            }
+        }
+    }
+
     /// Programs behind one address, such as the kubelet and a process of the same host.
     #[tokio::test(flavor = "multi_thread")]
     async fn reconnecting_client_locks_out_no_other_of_its_peer() {

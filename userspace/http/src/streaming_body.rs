@@ -2,24 +2,25 @@
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
-use axum::body::{Body, Bytes};
+use axum::{
+    body::{Body, Bytes},
+    http::StatusCode,
+};
 use futures_util::{StreamExt as _, stream};
 use numaward_telemetry::metrics::{Format, Metrics};
-use tokio::{
-    runtime::Handle,
-    sync::mpsc,
-    time::{Instant, timeout_at},
-};
+use tokio::{runtime::Handle, sync::mpsc, time::timeout};
 
-use crate::{blocking, limits::TIME_LIMIT, peers::ConnectionPlace, scrapes::ScrapePlace};
+use crate::{blocking, limits::TIME_LIMIT, peers::ConnectionPlace, problem::Failure, scrapes::ScrapePlace};
 
 /// Maximum number of pieces that wait for a slow client.
 const MAX_QUEUED_PIECES: usize = 4;
-/// Total time that the client of a scrape may spend without reading while another request waits for a place. Time
-/// that the daemon needs itself does not count, so a slow host does not make a client slow.
+/// Total time that the client of a scrape may spend without reading while another request waits for a place. At other times,
+/// it is [`TIME_LIMIT`]. Time that the daemon needs itself does not count, so a slow host does not make a client slow.
 const MAX_STALLED: Duration = Duration::from_secs(3);
 /// Interval at which that time is checked.
 const STALL_POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+const NOT_COMPLETED: &str = "the response could not be completed";
 
 /// A part of a body.
 pub(crate) enum Piece {
@@ -31,58 +32,65 @@ pub(crate) enum Piece {
 /// Returns a body and the sender of its pieces.
 pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_PIECES);
-    let pieces = stream::unfold(receiver, async |mut receiver| {
-        let piece = match receiver.recv().await {
-            Some(Piece::Text(text)) => Ok(text),
-            Some(Piece::End) => return None,
-            None => Err(io::Error::other("the response could not be completed")),
-        };
-        Some((piece, receiver))
-    });
-    // The compressor polls once more after the end.
-    (sender, Body::from_stream(pieces.fuse()))
+    (sender, stream_body(None, receiver))
 }
 
-/// Returns the body of `/metrics`, written by a thread that may block. `place` is held until it is written. While
-/// another request waits for a place, the body of a client that reads too slowly is aborted.
-pub(crate) fn scrape(
+/// Returns a body of the pieces of a channel after `first`, if any.
+fn stream_body(first: Option<Piece>, receiver: mpsc::Receiver<Piece>) -> Body {
+    let pieces = stream::unfold((first, receiver), async |(mut first, mut receiver)| {
+        let next = match first.take() {
+            Some(piece) => Some(piece),
+            None => receiver.recv().await,
+        };
+        let piece = match next {
+            Some(Piece::Text(text)) => Ok(text),
+            Some(Piece::End) => return None,
+            None => Err(io::Error::other(NOT_COMPLETED)),
+        };
+        Some((piece, (first, receiver)))
+    });
+    // The compressor polls once more after the end.
+    Body::from_stream(pieces.fuse())
+}
+
+/// Returns the body of `/metrics`, written by a thread that may block, once its first piece is there: a response cannot
+/// be refused after its head. `place` is held until it is written. The body of a client that reads too slowly is aborted,
+/// and sooner while another request waits for a place.
+pub(crate) async fn scrape(
     metrics: Arc<Metrics>,
     format: Format,
     place: Option<ScrapePlace>,
     connection: Option<Arc<ConnectionPlace>>,
-) -> Body {
-    let (sender, written) = body();
+) -> Result<Body, Failure> {
+    let (sender, mut receiver) = mpsc::channel(MAX_QUEUED_PIECES);
     let runtime = Handle::current();
-    let deadline = Instant::now() + TIME_LIMIT;
-    blocking::spawn(move || {
+    let writing = blocking::spawn(move || {
         let stalled = || connection.as_ref().map_or(Duration::ZERO, |place| place.stalled());
         let before = stalled();
         let may_wait = || {
             let is_wanted = place.as_ref().is_some_and(ScrapePlace::is_wanted);
-            !is_wanted || stalled().saturating_sub(before) < MAX_STALLED
+            stalled().saturating_sub(before) < if is_wanted { MAX_STALLED } else { TIME_LIMIT }
         };
-        let send = |piece| runtime.block_on(send_piece(&sender, piece, deadline, may_wait));
+        let send = |piece| runtime.block_on(send_piece(&sender, piece, may_wait));
         if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {
             send(Piece::End);
         }
         drop(place);
     });
-    written
+    let Some(first) = receiver.recv().await else {
+        let failed = (StatusCode::INTERNAL_SERVER_ERROR, NOT_COMPLETED.to_owned());
+        return Err(writing.await.err().map_or(failed, |panic| blocking::failed(&panic)));
+    };
+    Ok(stream_body(Some(first), receiver))
 }
 
-/// Sends a piece. Returns false if the client has not taken it at the deadline, or when `may_wait` returns false.
-async fn send_piece(
-    sender: &mpsc::Sender<Piece>,
-    piece: Piece,
-    deadline: Instant,
-    may_wait: impl Fn() -> bool,
-) -> bool {
+/// Sends a piece. Returns false if the client has ended its request, or when `may_wait` returns false.
+async fn send_piece(sender: &mpsc::Sender<Piece>, piece: Piece, may_wait: impl Fn() -> bool) -> bool {
     let mut sent = pin!(sender.send(piece));
     loop {
-        let until = deadline.min(Instant::now() + STALL_POLL_INTERVAL);
-        match timeout_at(until, sent.as_mut()).await {
+        match timeout(STALL_POLL_INTERVAL, sent.as_mut()).await {
             Ok(sent) => return sent.is_ok(),
-            Err(_) if until < deadline && may_wait() => {}
+            Err(_) if may_wait() => {}
             Err(_) => return false,
         }
     }
@@ -103,7 +111,7 @@ mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpSocket},
-        time::sleep,
+        time::{Instant, sleep},
     };
     use tokio_util::sync::CancellationToken;
     use tower::ServiceExt as _;
@@ -147,14 +155,17 @@ mod tests {
         let (sender, mut client) = mpsc::channel(1);
         let piece = || Piece::Text(Bytes::new());
         let start = Instant::now();
-        let deadline = start + TIME_LIMIT;
-        assert!(send_piece(&sender, piece(), deadline, || false).await, "there is room");
-        assert!(!send_piece(&sender, piece(), deadline, || false).await);
+        assert!(send_piece(&sender, piece(), || false).await, "there is room");
+        assert!(!send_piece(&sender, piece(), || false).await);
         assert_eq!(start.elapsed(), STALL_POLL_INTERVAL);
-        assert!(!send_piece(&sender, piece(), deadline, || true).await);
-        assert_eq!(start.elapsed(), TIME_LIMIT);
-        client.recv().await;
-        assert!(send_piece(&sender, piece(), deadline, || true).await);
+        let sent = send_piece(&sender, piece(), || true);
+        let reading = async {
+            sleep(2 * TIME_LIMIT).await;
+            client.recv().await
+        };
+        assert!(tokio::join!(sent, reading).0, "the client has read");
+        drop(client);
+        assert!(!send_piece(&sender, piece(), || true).await, "the client has closed the connection");
     }
 
     /// Source of an empty snapshot.
@@ -176,12 +187,30 @@ mod tests {
         })
     }
 
+    /// Source that fails.
+    #[derive(Debug)]
+    struct FailingSource;
+
+    impl SnapshotSource for FailingSource {
+        fn snapshot(&self) -> Snapshot {
+            panic!("the snapshot fails")
+        }
+    }
+
+    /// The status of a response can be an error only before its head is sent.
+    #[tokio::test]
+    async fn failed_scrape_has_error_status() {
+        let metrics = Arc::new(Metrics::new(Arc::new(FailingSource)));
+        let (status, _) = scrape(metrics, Format::Prometheus, None, None).await.unwrap_err();
+        assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn scrape_of_other_peer_comes_first() {
         let (metrics, scrapes) = (Arc::new(large()), Scrapes::default());
         let route = get(async move |Extension(peer): Extension<Peer>| {
             let place = scrapes.place(peer.place.as_ref().and_then(|place| place.peer())).await;
-            scrape(metrics, Format::Prometheus, place, peer.place)
+            scrape(metrics, Format::Prometheus, place, peer.place).await
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

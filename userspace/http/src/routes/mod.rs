@@ -279,7 +279,7 @@ async fn metrics(
     let format = *accepted(&headers, &METRICS)?;
     let connection = peer.and_then(|Extension(peer)| peer.place);
     let place = app.scrapes.place(connection.as_ref().and_then(|place| place.peer())).await;
-    let body = streaming_body::scrape(app.metrics.clone(), format, place, connection);
+    let body = streaming_body::scrape(app.metrics.clone(), format, place, connection).await?;
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 
