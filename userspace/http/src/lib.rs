@@ -13,6 +13,7 @@ mod browser;
 mod control_socket;
 mod credentials;
 mod denials;
+mod joined_reads;
 mod limits;
 mod local_users;
 mod paced;

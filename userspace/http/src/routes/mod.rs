@@ -32,6 +32,7 @@ use utoipa_axum::{
 use crate::{
     accept::{Offer, choose},
     blocking::BlockingPool,
+    joined_reads::JoinedReads,
     peer::Peer,
     problem::Failure,
     samples::Samples,
@@ -52,6 +53,8 @@ pub struct App {
     blocking: BlockingPool,
     /// Separate places for reads of events, so that a hung file does not block them.
     event_reads: BlockingPool,
+    /// Reads of data of the whole host, in the places of `blocking`.
+    joined_reads: JoinedReads,
     /// Reads from inside workloads. A hung workload does not block those of another workload.
     workload_reads: SharedReads,
     /// Places for concurrent scrapes.
@@ -79,6 +82,7 @@ impl App {
             heartbeats: heartbeats.clone(),
             blocking: BlockingPool::default(),
             event_reads: BlockingPool::default(),
+            joined_reads: JoinedReads::default(),
             workload_reads: SharedReads::default(),
             scrapes: Scrapes::default(),
             open_api: open_api(described),
@@ -95,13 +99,16 @@ impl App {
     }
 
     /// Runs a query of the observer and encodes the result as JSON on the same thread. For the workloads of a large
-    /// host, the encoding takes long, and would delay the other connections on the runtime's workers.
+    /// host, the encoding takes long, and would delay the other connections on the runtime's workers. Requests for the
+    /// same route that wait share one query.
     async fn query_json<T: Serialize + 'static>(
         &self,
+        route: &'static str,
         work: impl FnOnce(&Observer) -> T + Send + 'static,
     ) -> Result<Response, Failure> {
-        let json = self.query(|observer| json(&work(observer))).await??;
-        Ok(json_response(json))
+        let observer = self.observer.clone();
+        let read = self.joined_reads.run(route, &self.blocking, move || json(&work(&observer))).await;
+        read.map(json_response)
     }
 
     /// Runs a query of the events on a thread that may block.
@@ -346,7 +353,7 @@ async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Json<api::Topolo
     responses((status = 200, description = "The nodes", body = api::Nodes))
 )]
 async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.query_json(Observer::nodes).await
+    app.query_json("nodes", Observer::nodes).await
 }
 
 /// The workloads: their allocations, the nodes of their memory, and their losses when memory was short.
@@ -357,7 +364,7 @@ async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Fa
     responses((status = 200, description = "The workloads", body = api::Workloads))
 )]
 async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.query_json(Observer::workloads).await
+    app.query_json("workloads", Observer::workloads).await
 }
 
 /// The other processes that ran on the exclusive CPUs of a workload. A name with slashes is percent-encoded.
@@ -394,7 +401,7 @@ fn no_workload(name: &str) -> Failure {
     responses((status = 200, description = "The last hour", body = api::History))
 )]
 async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.query_json(Observer::history).await
+    app.query_json("history", Observer::history).await
 }
 
 /// The last ten minutes of all workloads in steps of ten seconds, for a list of workloads.
@@ -405,7 +412,7 @@ async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, 
     responses((status = 200, description = "The last ten minutes", body = api::Trends))
 )]
 async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.query_json(Observer::trends).await
+    app.query_json("trends", Observer::trends).await
 }
 
 /// The CPU time and memory that workloads used in the last hour: median, 95th percentile and peak. They are read about once a minute.
@@ -416,7 +423,7 @@ async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, F
     responses((status = 200, description = "The usage", body = api::Usage))
 )]
 async fn usage(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.query_json(Observer::usage).await
+    app.query_json("usage", Observer::usage).await
 }
 
 /// The last hour of the workload with this cgroup, or of all workloads with this name together. Slashes are percent-encoded.
@@ -455,7 +462,7 @@ async fn workload_history(
     responses((status = 200, description = "The status", body = api::Status))
 )]
 async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    app.query_json(Observer::status).await
+    app.query_json("status", Observer::status).await
 }
 
 /// The version of the running daemon.
