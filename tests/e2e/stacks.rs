@@ -57,6 +57,11 @@ fn names_function_of_remote_pages() {
     assert_eq!(json["lost"], 0, "{report}");
     assert_eq!(json["stacks"][0]["node"], 1, "{report}");
 
+    let profile: Vec<&str> = report.section("remote for pprof").lines().collect();
+    for name in ["remote_allocations", "bytes", "numa_node", "outer_caller", "fill_pages"] {
+        assert!(profile.iter().any(|line| line.contains(name)), "{name}: {report}");
+    }
+
     // Libraries and the shell allocated remotely before; the load itself did not.
     let counted = report.samples("counted", "numaward_memory_allocated_bytes_total");
     let labels = "workload=\"local\",numa_node=\"0\",locality=\"local\"";

@@ -36,6 +36,8 @@ section "remote on node 0"
 numaward stacks remote --node 0 2>/dev/null
 section "remote as JSON"
 numaward stacks remote -o json 2>/dev/null
+section "remote for pprof"
+numaward stacks remote -o pprof 2>/dev/null | gunzip | tr -c '[:print:]' '\n'
 section "counted"
 ask /metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
 section "local"

@@ -107,7 +107,8 @@ pub(crate) enum Command {
     /// Print the call chains that allocate or access memory of other nodes, in folded form
     ///
     /// Each line has the process, its functions and those of the kernel, separated by semicolons, then bytes: the
-    /// input of flamegraph.pl and similar programs. Needs `observe.callChains.enabled` in the daemon's configuration.
+    /// input of flamegraph.pl and similar programs. With -o pprof, a profile for pprof, which can also show the difference
+    /// of two. Needs `observe.callChains.enabled` in the daemon's configuration.
     Stacks {
         /// Name of the workload
         name: String,
@@ -118,7 +119,7 @@ pub(crate) enum Command {
         #[arg(long, value_enum, default_value_t)]
         kind: StackKindArg,
         #[command(flatten)]
-        output: Output,
+        output: StackOutput,
     },
     /// Print the nodes of a workload's memory, by purpose: heap, stacks, files
     ///
@@ -1188,6 +1189,26 @@ pub(crate) enum OutputFormat {
     Json,
     /// For programs and people
     Yaml,
+}
+
+// Like `Output`, for call chains.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct StackOutput {
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t = StackFormat::Table)]
+    pub(crate) output: StackFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StackFormat {
+    /// Folded: a line for each call chain
+    Table,
+    /// For programs
+    Json,
+    /// For programs and people
+    Yaml,
+    /// A compressed profile for pprof
+    Pprof,
 }
 
 // Like `Output`, for a command with an optional wide table. This is no doc comment, which clap would use as the

@@ -74,8 +74,8 @@ use crate::{
         Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, EventFilterArgs, ExecArgs,
         ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat, ListKind, ListOutput,
         MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecommendArgs, RecommendFormat,
-        RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate, TopArgs, TrialArgs,
-        UninstallArgs,
+        RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate, StackFormat,
+        TopArgs, TrialArgs, UninstallArgs,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -134,7 +134,9 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Replay(args) => replay(&args),
         Command::Get(args) => get(&connection, args),
         Command::Describe { name, output } => describe(&connection, &name, output),
-        Command::Stacks { name, node, kind, output } => stacks(&connection, &name, node, kind.into(), output),
+        Command::Stacks { name, node, kind, output } => {
+            stacks(&connection, &name, node, kind.into(), output.output)
+        }
         Command::Regions { name, hot: true, span, output, .. } => hot(&connection, &name, span, output),
         Command::Regions { name, sampled: true, span, output, .. } => {
             sampled(&connection, &name, span, output)
@@ -645,11 +647,23 @@ fn stacks(
     name: &str,
     node: Option<u32>,
     kind: numaward_api::StackKind,
-    output: Output,
+    format: StackFormat,
 ) -> anyhow::Result<ExitCode> {
+    if format == StackFormat::Pprof && io::stdout().is_terminal() {
+        bail!("-o pprof writes a binary profile, which a terminal cannot show: add >FILE.pb.gz");
+    }
     let stacks = runtime()?.block_on(stacks::fetch(&server(connection)?, name, kind, node))?;
     stacks::warn(&stacks);
-    print(output, &stacks, |stacks| stacks.folded(kind, node))
+    let output = match format {
+        StackFormat::Table => OutputFormat::Table,
+        StackFormat::Json => OutputFormat::Json,
+        StackFormat::Yaml => OutputFormat::Yaml,
+        StackFormat::Pprof => {
+            io::stdout().write_all(&stacks::pprof::encode(&stacks, kind)?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    print(Output { output }, &stacks, |stacks| stacks.folded(kind, node))
 }
 
 fn regions(connection: &ConnectionArgs, name: &str, output: Output) -> anyhow::Result<ExitCode> {

@@ -1,5 +1,7 @@
 //! `numaward stacks`: the code of a workload that allocates or accesses memory of other nodes.
 
+pub(crate) mod pprof;
+
 use numaward_api::{StackKind, Stacks};
 
 use crate::{
