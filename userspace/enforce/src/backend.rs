@@ -17,6 +17,7 @@ use super::{
     EnforceError, Systemd, WriteStep,
     batch::{self, KnobWrite},
     detached_reads::DetachedReads,
+    map_locks::MapLocks,
     migration::{MemoryByNode, Migration, MigrationState, left_on, migrate, resident, stayed},
     pages,
     turns::{Turn, Turns},
@@ -41,6 +42,8 @@ pub struct EnforcerOptions {
     pub possible_nodes: NodeSet,
     /// The amount of time that a caller waits for the pages to follow a write to `cpuset.mems`.
     pub migration_wait: Duration,
+    /// Time in which the memory maps of a cgroup's processes have to be unlocked before `cpuset.mems` is written.
+    pub lock_wait: Duration,
     /// Time to read the affinities of the threads of all cgroups that a plan narrows: what waits for the plan waits for that.
     pub thread_time: Duration,
     /// Mount point of procfs, with the processes of the cgroups.
@@ -54,6 +57,7 @@ impl EnforcerOptions {
             possible_cpus,
             possible_nodes,
             migration_wait: Duration::from_secs(2),
+            lock_wait: Duration::from_secs(2),
             thread_time: Duration::from_millis(10),
             proc: PathBuf::from("/proc"),
         }
@@ -84,6 +88,8 @@ pub struct Cgroupfs {
     turns: Turns,
     /// Reads of the mappings of processes.
     reads: DetachedReads,
+    /// Checks of memory maps before `cpuset.mems` is written.
+    map_locks: MapLocks,
 }
 
 impl Cgroupfs {
@@ -95,6 +101,7 @@ impl Cgroupfs {
             writers: Writers::default(),
             turns: Turns::default(),
             reads: DetachedReads::default(),
+            map_locks: MapLocks::new(),
         }
     }
 
@@ -304,6 +311,9 @@ impl Cgroupfs {
     /// Writes `cpuset.mems`, which moves pages.
     fn move_pages(&self, step: &WriteStep) -> Result<MigrationState, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
+        let EnforcerOptions { proc, lock_wait, .. } = &self.options;
+        let checked = self.map_locks.check(proc, &step.cgroup, &dir, *lock_wait);
+        checked.map_err(|holder| EnforceError::MapLocked { cgroup: step.cgroup.clone(), holder })?;
         let (this, own, turn) = (self.clone(), step.clone(), self.turns.begin(step));
         let moving =
             migrate(&self.writers, &dir, self.nodes(step), None, self.options.migration_wait, move || {

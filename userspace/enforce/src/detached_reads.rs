@@ -20,14 +20,23 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Maximum number of threads, including those that hang.
+/// Maximum number of threads, including those that hang, unless another one is stated.
 const MAX_THREADS: usize = 16;
 
 type Keys = Mutex<BTreeSet<String>>;
 
 /// The reads in progress, by workload. Clones share them.
-#[derive(Clone, Debug, Default)]
-pub struct DetachedReads(Arc<Keys>);
+#[derive(Clone, Debug)]
+pub struct DetachedReads {
+    running: Arc<Keys>,
+    max_threads: usize,
+}
+
+impl Default for DetachedReads {
+    fn default() -> Self {
+        Self::new(MAX_THREADS)
+    }
+}
 
 /// Removes its read when it is dropped.
 struct RunningRead {
@@ -42,6 +51,11 @@ impl Drop for RunningRead {
 }
 
 impl DetachedReads {
+    /// Creates an empty set of reads with at most this number of threads.
+    pub(super) fn new(max_threads: usize) -> Self {
+        Self { running: Arc::default(), max_threads }
+    }
+
     /// Runs `read` for the workload `key`, and waits for its result for at most `timeout`.
     ///
     /// # Errors
@@ -60,12 +74,12 @@ impl DetachedReads {
             )
         };
         {
-            let mut keys = self.0.lock();
-            if keys.len() >= MAX_THREADS || !keys.insert(key.to_owned()) {
+            let mut keys = self.running.lock();
+            if keys.len() >= self.max_threads || !keys.insert(key.to_owned()) {
                 return Err(hung());
             }
         }
-        let running = RunningRead { reads: self.0.clone(), key: key.to_owned() };
+        let running = RunningRead { reads: self.running.clone(), key: key.to_owned() };
         let (sender, result) = mpsc::sync_channel(1);
         thread::Builder::new().name("detached_read".to_owned()).spawn(move || {
             let found = read();
@@ -103,7 +117,7 @@ mod tests {
         reads.run("other", LONG, || 1).unwrap_err();
         drop(release);
         let start = Instant::now();
-        while !reads.0.lock().is_empty() {
+        while !reads.running.lock().is_empty() {
             assert!(start.elapsed() < LONG);
             thread::sleep(SHORT);
         }

@@ -7,6 +7,8 @@ use numaward_cgroup::{
 use numaward_model::SettingsError;
 use numaward_topology::Bytes;
 
+use super::map_locks::LockHolder;
+
 /// Settings could not be enforced.
 #[derive(Debug, thiserror::Error)]
 pub enum EnforceError {
@@ -89,6 +91,9 @@ pub enum EnforceError {
         /// Huge pages in use, and those that are mapped and not touched.
         mapped: Bytes,
     },
+    /// The kernel could not lock the memory map of a process, and would wait with the lock of all cpusets.
+    #[error("{cgroup}: cpuset.mems is not changed: {holder}")]
+    MapLocked { cgroup: CgroupPath, holder: LockHolder },
     /// The memory in use could not be read.
     #[error(transparent)]
     Use(#[from] ReadError),

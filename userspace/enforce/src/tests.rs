@@ -2,6 +2,7 @@
 //! virtual machines (tests/vm).
 
 mod drop_ins;
+mod locked_maps;
 mod threads;
 
 use std::{

@@ -210,7 +210,7 @@ pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet, is_over: impl Fn
 }
 
 /// Returns whether an error means that a process or a thread has ended.
-fn has_ended(error: &io::Error) -> bool {
+pub(super) fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
