@@ -243,6 +243,17 @@ fn hung_workloads_hold_no_place() {
         let mut times = text.lines().filter_map(|line| line.strip_prefix("took "));
         assert!(times.all(|took| took.parse::<u64>().unwrap() <= 2), "{section}: {text}");
     }
+    // No write waits with the lock of all cpusets.
+    for (section, is_refused) in
+        [("guarantee of the locked map", !is_readable), ("release of the locked map", true)]
+    {
+        let text = report.section(section);
+        assert_eq!(text.contains("keeps its memory map locked"), is_refused, "{section}: {text}");
+        assert_eq!(text.contains("code 1"), is_refused, "{section}: {text}");
+        assert_eq!(text.lines().filter(|line| *line == "in time").count(), 4, "{section}: {text}");
+    }
+    let release: Vec<_> = report.section("release of the locked map").lines().collect();
+    assert_eq!(release.first(), release.last(), "it keeps its nodes meanwhile");
     let after = report.section("after the end of both");
     assert_eq!(after.matches("code 0").count(), 2, "{after}");
     assert!(after.ends_with("restarts 0"), "{after}");

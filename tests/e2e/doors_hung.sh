@@ -5,7 +5,8 @@ set -eu
 [ -e /numaward.service ] || exit 1
 # hung.pl KIND FOLDER: mounts a file system in user space with one file, `libc.so.6`. KIND is `library`, in which the file can be read
 # until there is a file /run/hung/silent; or `lock`, in which no read is answered, and a child maps the file while another one reads it:
-# the kernel then waits for the read with the lock of the child's memory map. Perl has no modules here.
+# the kernel then waits for the read with the lock of the child's memory map, held for writing. With `peek`, a child maps the file, and reads
+# its own memory there once there is a file /run/hung/peek_now: the lock is held for reading. Perl has no modules here.
 cat >/run/hung.pl <<'PERL'
 use strict;
 my ($kind, $folder) = @ARGV;
@@ -19,6 +20,20 @@ if ($kind eq 'library') {
     open my $file, '<', '/lib/x86_64-linux-gnu/libc.so.6' or die $!;
     local $/;
     $content = <$file>;
+} elsif ($kind eq 'peek') {
+    if (!fork) {
+        close $fuse;
+        open my $file, '<', "$folder/libc.so.6" or die $!;
+        my $address = syscall 9, 0, 4096, 1, 2, fileno $file, 0;
+        open my $pid, '>', "/run/hung/peeks" or die $!;
+        print $pid "$$\n";
+        close $pid;
+        select undef, undef, undef, 0.1 until -e '/run/hung/peek_now';
+        open my $memory, '<', '/proc/self/mem' or die $!;
+        sysseek $memory, $address, 0;
+        sysread $memory, my $buffer, 1;
+        sleep 1 while 1;
+    }
 } else {
     for my $child ('reads', 'maps') {
         next if fork;
@@ -47,7 +62,7 @@ my $opened = 0;
 while (sysread $fuse, my $request, 1 << 18) {
     my (undef, $operation, $unique, $node) = unpack 'L L Q Q', $request;
     my $argument = substr $request, 40;
-    my $is_silent = $kind eq 'lock' || -e '/run/hung/silent';
+    my $is_silent = $kind ne 'library' || -e '/run/hung/silent';
     if ($operation == 26) {
         answer($unique, 0, pack 'L4 S2 L2 S2 L8', 7, 31, 1 << 17, 1, 12, 9, 1 << 17, 1, 32, (0) x 9);
     } elsif ($operation == 1) {
@@ -57,7 +72,7 @@ while (sysread $fuse, my $request, 1 << 18) {
         answer($unique, 0, pack('Q L2', 0, 0, 0) . attributes($node));
     } elsif ($operation == 14) {
         # FOPEN_DIRECT_IO, so that no read is answered from the kernel's cache, and FOPEN_KEEP_CACHE.
-        my $is_direct = $kind eq 'lock' ? $opened++ > 0 : $is_silent;
+        my $is_direct = $kind eq 'lock' ? $opened++ > 0 : $is_silent && $kind eq 'library';
         answer($unique, 0, pack 'Q L2', 1, $is_direct ? 3 : 0, 0);
     } elsif ($operation == 15) {
         my (undef, $offset, $size) = unpack 'Q Q L', $argument;
@@ -89,8 +104,13 @@ path='Environment=PATH=/numaward-vm/bin:/usr/bin:/bin'
 printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
 printf '[Service]\n%s\nExecStart=/usr/bin/perl /run/hung.pl library /run/hung/library\n' "$path" >/run/systemd/system/hung.service
 printf '[Service]\nUser=nobody\nEnvironment=LD_LIBRARY_PATH=/run/hung/library\nExecStart=/usr/bin/perl /run/allocate.pl\n' >/run/systemd/system/tenant.service
-printf '[Service]\nUser=nobody\n%s\nExecStart=/usr/bin/unshare -U -r -m /usr/bin/perl /run/hung.pl lock /run/hung/lock\n' "$path" \
-    >/run/systemd/system/locked.service
+for kind in lock peek; do
+    printf '[Service]\nUser=nobody\n%s\nExecStart=/usr/bin/unshare -U -r -m /usr/bin/perl /run/hung.pl %s /run/hung/%s\n' \
+        "$path" $kind $kind >/run/systemd/system/${kind}ed.service
+done
+for number in 1 2; do
+    cp /run/systemd/system/victim.service /run/systemd/system/other_$number.service
+done
 systemctl daemon-reload
 systemctl start numaward victim hung || fail "the units do not start"
 wait_for 100 ready
@@ -105,6 +125,21 @@ timed() {
     echo "took $(($(cut -d. -f1 /proc/uptime) - _start))"
 }
 # calls NAME: succeeds if there are call chains of the workload.
+# quick COMMAND...: prints whether the command succeeds within a second. One that waits in the kernel cannot be ended.
+quick() {
+    rm -f /run/quick
+    ("$@" >/dev/null 2>&1 && : >/run/quick) &
+    sleep 1
+    if [ -e /run/quick ]; then echo "in time"; else echo late; fi
+}
+set_cpus() { echo $2 >$cgroups/$1/cpuset.cpus; }
+# others NUMBER: changes and creates cgroups.
+others() {
+    quick mkdir $cgroups/other_$1
+    quick set_cpus other_$1 0-1
+    quick set_cpus other 0-$1
+    quick systemctl start other_$1.service
+}
 calls() { numaward stacks $1 -o json 2>/dev/null | grep -q '"bytes"'; }
 alive() { timeout 1 wget -q -O - http://127.0.0.1:9560/livez; }
 wait_for 60 calls tenant.service
@@ -138,9 +173,25 @@ alive
 wait_for 60 numaward guarantee victim.service --cpus 1 --memory 64Mi
 cat $cgroups/system.slice/victim.service/cpuset.cpus
 
+mkdir $cgroups/other
+section "guarantee of the locked map"
+timed numaward guarantee locked.service --cpus 1 --memory 64Mi
+others 1
+systemctl start peeked || fail "the user's second unit does not start"
+_peeks() { [ -s /run/hung/peeks ]; }
+wait_for 60 _peeks
+quiet_guarantee peeked.service --cpus 1 --memory 64Mi
+: >/run/hung/peek_now
+sleep 2
+section "release of the locked map"
+cat $cgroups/system.slice/peeked.service/cpuset.mems
+timed numaward release peeked.service
+others 2
+cat $cgroups/system.slice/peeked.service/cpuset.mems
+
 section "after the end of both"
-systemctl kill -s KILL hung locked tenant
-_ended() { ! systemctl is-active -q hung && ! systemctl is-active -q locked; }
+systemctl kill -s KILL hung locked peeked tenant
+_ended() { ! systemctl is-active -q hung && ! systemctl is-active -q locked && ! systemctl is-active -q peeked; }
 wait_for 60 _ended
 rm /run/hung/silent
 umount -l /run/hung/library

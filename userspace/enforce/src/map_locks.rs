@@ -66,12 +66,12 @@ impl fmt::Display for LockHolder {
             Some((process, name)) => write!(
                 f,
                 "process {process} ({name}) keeps its memory map locked, as with a file system (FUSE, NFS) that does not respond, \
-                 and the write would hold up all cgroups of the host; it is tried again later: end the process or the file \
-                 system's server"
+                 and the write would hold up all cgroups of the host: end the process or the server of the file system \
+                 (releases and repairs are tried again)"
             ),
             None => f.write_str(
                 "the memory maps of its processes cannot be checked in time: there may be too many processes, or too many \
-                 other cgroups with locked maps; the write is tried again",
+                 other cgroups with locked maps (releases and repairs are tried again)",
             ),
         }
     }
