@@ -30,7 +30,10 @@ pod=kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice
 mkdir -p /etc/numaward
 printf 'an-%s-token' address >/etc/numaward/token
 chmod 600 /etc/numaward/token
-echo 'control: {listen: "127.0.0.1:9561", tokenFile: /etc/numaward/token}' >/etc/numaward/config.yaml
+cat >/etc/numaward/config.yaml <<'END'
+control: {listen: "127.0.0.1:9561", tokenFile: /etc/numaward/token}
+enforcement: {herding: {mode: "on"}}
+END
 cp /numaward.service /run/systemd/system/numaward.service
 printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
 # Script of the subtree's owner: creates cgroups with a load in one, and on request many more cgroups.
@@ -78,6 +81,7 @@ quiet_guarantee victim.service --cpus 1 --memory 64Mi
 # The journal is written at once, the ledger file later.
 wait_for 60 [ -s /var/lib/numaward/ledger.json ]
 
+watch_daemon
 section "modes"
 stat -c '%a %U %n' /run/numaward /run/numaward/control.sock /var/lib/numaward /var/lib/numaward/ledger.json \
     /var/lib/numaward/ledger.journal
@@ -213,10 +217,12 @@ sed -e "s#/system.slice/victim.service#/system.slice/tenant.service/inner#g" -e 
 for prefix in user trusted; do
     as_nobody perl /run/attribute.pl $forged $prefix.numaward.$(inode $forged) "$(cat /run/forged)"
 done
+: >/run/restarting
 systemctl stop numaward
 rm -r /var/lib/numaward/*
 systemctl start numaward
 wait_for 100 ready
+rm /run/restarting
 section "rebuilt"
 allocations
 section "rebuilt log"
@@ -240,6 +246,7 @@ section "regions of the flood"
 with_code numaward regions tenant.service -o json | tail -n 1
 section "peak"
 peak
+print_latencies
 section "after six kills"
 # The daemon notifies systemd up to a second after it is ready.
 _runs() { [ "$(systemctl show --value -p NRestarts numaward)" = $kill ] && ready && systemctl is-active --quiet numaward; }

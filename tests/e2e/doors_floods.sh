@@ -131,61 +131,7 @@ ask /metrics | wc -c
 (timeout 5 wget -q -O /run/sample 'http://127.0.0.1:9560/api/v1/stream?samples=true' || true) 2>/dev/null
 grep -c '^event: sample' /run/sample
 wc -c </run/sample
-# watch.pl: checks every 0.2 s that the daemon is alive, except during a restart, until there is a file /run/over. It writes to
-# /run/latencies the milliseconds of each answer and the section of the report, and to /run/late a line for each late or failed answer. It
-# is one process: a new one for each check would wait for its CPU and its memory beside the attack, and not for the daemon. With a file
-# /run/shared, it asks from the address of the attacker, and not as another user.
-cat >/run/watch.pl <<'PERL'
-use strict;
-my $clock_gettime = `uname -m` =~ /aarch64/ ? 113 : 228;
-# Returns the time of CLOCK_MONOTONIC.
-sub milliseconds {
-    my $time = "\0" x 16;
-    syscall($clock_gettime, 1, $time) == 0 or die $!;
-    my ($seconds, $nanoseconds) = unpack 'q q', $time;
-    return $seconds * 1000 + $nanoseconds / 1_000_000;
-}
-my ($loopback, $shared) = map { pack 'S n C4 x8', 2, 9560, @$_ } [127, 0, 0, 1], [10, 9, 8, 7];
-sub section { open my $file, '<', '/run/section' or die $!; chomp(my $name = <$file>); return $name }
-# Returns the answer, or what has failed.
-sub ask {
-    socket my $socket, 2, 1, 0 or return "socket: $!";
-    connect $socket, -e '/run/shared' ? $shared : $loopback or return "connect: $!";
-    syswrite $socket, "GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" or return "write: $!";
-    my ($answer, $bits) = ('', '');
-    vec($bits, fileno $socket, 1) = 1;
-    while (select my $ready = $bits, undef, undef, 1) {
-        my $read = sysread $socket, $answer, 4096, length $answer;
-        return "read: $!" if !defined $read;
-        return $answer if $read == 0;
-    }
-    return "nothing within a second after: $answer";
-}
-$SIG{PIPE} = 'IGNORE';
-open my $latencies, '>', '/run/latencies' or die $!;
-open my $late, '>', '/run/late' or die $!;
-until (-e '/run/over') {
-    if (!-e '/run/restarting') {
-        my $asked = milliseconds();
-        my $answer = ask();
-        my $took = int(milliseconds() - $asked);
-        my $section = section();
-        syswrite $latencies, "$took $section\n";
-        $answer =~ s/\s+/ /g;
-        my $is_late = $took >= 1000 || $answer !~ m{^HTTP/1.1 200};
-        syswrite $late, "$section: $took ms: $answer\n" if $is_late && !-e '/run/restarting';
-    }
-    select undef, undef, undef, 0.2;
-}
-PERL
-# attack_section NAME: begins a section, also for the lines of watch.pl.
-attack_section() {
-    echo "$1" >/run/section
-    section "$1"
-}
-echo before >/run/section
-perl /run/watch.pl &
-watcher=$!
+watch_daemon
 # began KIND: succeeds if the attack has begun.
 began() { [ -s /run/attack/$1 ]; }
 # scrape: succeeds if a scrape of root completes within the scrape timeout of Prometheus.
@@ -210,7 +156,7 @@ stream() {
 }
 
 for attack in connections scrapes samples events; do
-    attack_section "$attack"
+    section "$attack"
     as_nobody perl /run/attack.pl $attack &
     attackers=$!
     if [ $attack = events ]; then
@@ -234,7 +180,7 @@ for attack in connections scrapes samples events; do
     cat /run/attack/$attack*.log 2>/dev/null | wc -l
 done
 
-attack_section "files"
+section "files"
 systemctl start tenant
 wait_for 300 began files
 asking=
@@ -258,7 +204,7 @@ systemctl stop tenant
 section "peak before the restart"
 peak
 
-attack_section "port"
+section "port"
 expect_error "cannot listen and tries again"
 : >/run/restarting
 systemctl stop numaward
@@ -280,7 +226,7 @@ systemctl is-active numaward
 end $attacker 2>/dev/null
 _served() { ask /readyz >/run/ready && ! grep -q forged /run/ready; }
 wait_for 60 _served
-attack_section "own port"
+section "own port"
 with_code scrape
 # systemd keeps the address while the daemon restarts.
 section "port of the socket unit"
@@ -308,7 +254,7 @@ busybox ip address add 10.9.8.7/32 dev lo || fail "no address"
 echo 'listen: 0.0.0.0:9560' >/etc/numaward/config.yaml
 systemctl start numaward
 wait_for 100 ready
-attack_section "shared address"
+section "shared address"
 : >/run/shared
 rm /run/restarting
 as_nobody perl /run/attack.pl shared-connections &
@@ -321,12 +267,7 @@ end $attacker 2>/dev/null
 section "answers at the shared address"
 grep -c ' shared address$' /run/latencies
 
-section "late"
-: >/run/over
-wait $watcher
-cat /run/late
-section "latest answers in milliseconds"
-sort -n /run/latencies | tail -n 5
+print_latencies
 section "peak"
 peak
 section "held"

@@ -143,6 +143,7 @@ others() {
 calls() { numaward stacks $1 -o json 2>/dev/null | grep -q '"bytes"'; }
 alive() { timeout 1 wget -q -O - http://127.0.0.1:9560/livez; }
 wait_for 60 calls tenant.service
+watch_daemon
 section "before"
 timed numaward stacks tenant.service -o json
 
@@ -202,6 +203,7 @@ wait_for 60 calls tenant.service
 timed numaward stacks tenant.service -o json | tail -n 2
 timed numaward regions tenant.service -o json | tail -n 2
 echo "restarts $(systemctl show --value -p NRestarts numaward)"
+print_latencies
 section "peak"
 peak
 section "end"
