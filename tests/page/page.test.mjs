@@ -226,7 +226,7 @@ test("it shows who uses memory of other nodes and who runs where they should not
   assert.deepEqual(await intruded(), ["CPU 3: exclusive to database, but others ran there within the last minute"]);
   await shot(page, "accesses");
   await page.click('#rows tr[data-key="/system.slice/database.service"] a');
-  await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("Who else ran there"));
+  await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("Other tasks on its exclusive CPUs"));
   const body = await text(page, "#detail-body");
   for (const words of ["because it may use one node only", "node 1: 5, 2 moved at once", "0.020 s", "1.235 s"]) assert.ok(body.includes(words), words);
   await shot(page, "intruders");

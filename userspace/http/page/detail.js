@@ -163,7 +163,7 @@ export class DetailView {
   }
 
   #rest(row, events, intruders) {
-    const parts = whoRan(intruders);
+    const parts = otherTasks(intruders);
     if (row.allocation) parts.push(guaranteeTable(row.allocation), settings(row.allocation));
     parts.push(element("h3", {}, "What happened"));
     parts.push(events.length > 0
@@ -254,7 +254,7 @@ function accesses(activity) {
   const places = (of) => (of.remote ?? []).map(({ memoryNode, pages }) => (
     memoryNode === undefined ? `${pages} moved at once` : `node ${memoryNode}: ${pages}`
   ));
-  return [element("div", {}, table("Pages touched, by scan", ["from CPUs of", "local", "remote", "where"], seen.map((of) => [
+  return [element("div", {}, table("Pages touched, by scan", ["from CPUs of", "local", "remote", "nodes of remote pages"], seen.map((of) => [
     `node ${of.node}`, String(of.localPages), String(of.remotePages), places(of).join(", "),
   ])), said)];
 }
@@ -262,7 +262,7 @@ function accesses(activity) {
 function exclusiveCpus(cpus) {
   if (cpus.length === 0) return [];
   const head = ["CPU", "its own", "kernel threads", "host", "other workloads", "interrupts", "softirqs"];
-  return [table("Who used its exclusive CPUs", head, cpus.map((cpu) => [
+  return [table("Time on its exclusive CPUs", head, cpus.map((cpu) => [
     String(cpu.cpu),
     ...[cpu.ownMicros, cpu.kernelThreadMicros, cpu.hostMicros, cpu.workloadMicros].map(seconds),
     String(cpu.hardInterrupts ?? "–"),
@@ -270,7 +270,7 @@ function exclusiveCpus(cpus) {
   ]))];
 }
 
-function whoRan(intruders) {
+function otherTasks(intruders) {
   if (!intruders || intruders.intruders.length === 0) return [];
   const most = intruders.intruders.slice(0, INTRUDERS);
   const rest = intruders.intruders.slice(INTRUDERS);
@@ -282,7 +282,7 @@ function whoRan(intruders) {
     String(intruder.runs),
   ]);
   if (rest.length > 0) rows.push([`and ${counted(rest.length, "other")}`, "", seconds(sum("micros")), String(sum("runs"))]);
-  return [table("Who else ran there", ["command", "what it is", "time", "times"], rows)];
+  return [table("Other tasks on its exclusive CPUs", ["command", "workload or kind", "time", "runs"], rows)];
 }
 
 function guaranteeTable(allocation) {
@@ -323,7 +323,7 @@ function decision(explanation) {
       "details",
       { class: "decision" },
       element("summary", {}, element("b", {}, length > 1 ? `Decision ${index + 1}: ` : "Decision: "), `${merge.accepted ? "accepted" : "refused"} on ${where}${best}`),
-      hints.length > 0 ? table("Hints: where each resource could be served", ["resource", "node sets (* preferred)"], hints) : null,
+      hints.length > 0 ? table("Hints: possible nodes of each resource", ["resource", "node sets (* preferred)"], hints) : null,
       table(hints.length > 0 ? "Candidates: hints that fit together" : "Candidates", ["nodes", "preferred", "verdict"], candidates),
     );
   });
@@ -338,14 +338,14 @@ function statusOf({ status, allocations, dropped }) {
     probe.coveragePermille === undefined ? "" : `${(probe.coveragePermille / 10).toFixed(1)} % of the kernel's pages`,
     probe.reason ?? "",
   ]);
-  const parts = [table("Probes", ["probe", "state", "how", "seen in an hour", "why not better"], probes)];
-  if (status.degraded.length > 0) parts.push(table("What does not work", ["part", "why, and what to do"], status.degraded.map(({ part, reason }) => [part, reason])));
+  const parts = [table("Probes", ["probe", "state", "how", "seen in an hour", "reason"], probes)];
+  if (status.degraded.length > 0) parts.push(table("Problems", ["part", "reason and remedy"], status.degraded.map(({ part, reason }) => [part, reason])));
   const waiting = allocations.waiting ?? [];
-  if (waiting.length > 0) parts.push(table("Guarantees that cannot be given", ["cgroup", "declared for", "why"], waiting.map((of) => [of.cgroup, of.declared, of.reason])));
+  if (waiting.length > 0) parts.push(table("Guarantees that cannot be given", ["cgroup", "declared for", "reason"], waiting.map((of) => [of.cgroup, of.declared, of.reason])));
   const pending = allocations.enforcement?.pendingRestores ?? [];
   if (pending.length > 0) {
     const rows = pending.map((of) => [of.cgroup, of.knob, knobValue(of.knob, of.written), knobValue(of.knob, of.found), of.reason ?? ""]);
-    parts.push(table("Settings that cannot be given back yet", ["cgroup", "knob", "now", "to be", "why not yet"], rows));
+    parts.push(table("Settings that cannot be given back yet", ["cgroup", "knob", "now", "original", "reason"], rows));
   }
   if (dropped > 0) parts.push(element("p", { class: "quiet" }, `No past is kept of ${counted(dropped, "workload")}: there are more than 1,000, and these were idle the longest.`));
   return parts;
