@@ -39,9 +39,9 @@ pub struct Placement {
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
     #[schema(value_type = Option<String>, examples("0-1"))]
     pub nodes: Option<NodeSet>,
-    /// The use of memory-only nodes; absent: the configured one.
+    /// Experimental: the use of memory-only nodes; absent: the configured one.
     pub tiers: Option<Tiers>,
-    /// The only allowed types of memory; empty: all types.
+    /// Experimental: the only allowed types of memory; empty: all types.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<MemoryTier>)]
     pub memory_tiers: BTreeSet<MemoryTier>,
@@ -72,7 +72,7 @@ pub struct Placement {
     /// The memory policy: how the kernel chooses among the nodes for each new page; absent: the default policy. Only
     /// for a command, or for a container by annotation; refused for a running workload.
     pub memory_policy: Option<MemoryPolicy>,
-    /// The class of L3 caches and memory bandwidth (`resctrl.classes` in the configuration); absent: none.
+    /// Experimental: the class of L3 caches and memory bandwidth (`resctrl.classes` in the configuration); absent: none.
     #[schemars(extend("examples" = ["batch"]))]
     #[schema(examples("batch"))]
     pub resctrl_class: Option<String>,

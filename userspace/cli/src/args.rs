@@ -134,7 +134,7 @@ pub(crate) enum Command {
         /// Show which areas are accessed, and the share of accesses across nodes; needs root on the workload's own host
         #[arg(long)]
         hot: bool,
-        /// Show which areas are accessed, and from CPUs of which nodes, as sampled by the processor; needs root, too
+        /// Experimental: show which areas are accessed, and from CPUs of which nodes, as sampled by the processor; needs root, too
         #[arg(long)]
         sampled: bool,
         /// Watch for this long, or until Ctrl-C
@@ -746,10 +746,10 @@ pub(crate) struct PlacementArgs {
     /// Label by which other workloads can name this one; can be repeated (native)
     #[arg(long = "label", help_heading = NODES_HEADING, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) labels: Vec<(String, String)>,
-    /// Role of memory-only nodes (native) [default: tiers of the configuration]
+    /// Experimental: role of memory-only nodes (native) [default: tiers of the configuration]
     #[arg(long, help_heading = NODES_HEADING, value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
     pub(crate) tiers: Option<Tiers>,
-    /// Use only memory of this tier; can be repeated (native) [default: any]
+    /// Experimental: use only memory of this tier; can be repeated (native) [default: any]
     #[arg(
         long = "memory-tier", help_heading = NODES_HEADING, value_name = "TIER",
         value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help)
@@ -776,7 +776,7 @@ pub(crate) struct PlacementArgs {
         value_parser = named(MemoryPolicy::ALL, MemoryPolicy::as_str, memory_policy_help)
     )]
     pub(crate) memory_policy: Option<MemoryPolicy>,
-    /// Class of L3 cache and memory bandwidth, one of resctrl.classes of the configuration
+    /// Experimental: class of L3 cache and memory bandwidth, one of resctrl.classes of the configuration
     #[arg(long, help_heading = ISOLATION_HEADING, value_name = "CLASS")]
     pub(crate) resctrl_class: Option<String>,
     /// Never move the workload to other nodes (native)
@@ -1075,7 +1075,7 @@ pub(crate) struct Simulate {
     /// Strategy to replay; can be repeated [default: both]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) strategy: Vec<StrategyName>,
-    /// Use of memory-only nodes by native [default: that of --config, else attached]
+    /// Experimental: use of memory-only nodes by native [default: that of --config, else attached]
     #[arg(long, value_name = "TIERS", value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
     pub(crate) tiers: Option<Tiers>,
     /// Another machine: "here", the directory of a host's root, or a description such as 4x32,128Gi

@@ -1,11 +1,14 @@
-//! Test: this program's parser accepts each command that the documents show.
+//! Tests of the documents: this program's parser accepts each command that they show, and the experimental features are
+//! those of `docs/evidence.md` everywhere.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
-use clap::{Parser as _, error::ErrorKind};
+use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
+use serde_json::Value;
 
 use crate::args::Cli;
 
@@ -176,5 +179,77 @@ fn finds_wrong_commands() {
         "numaward get 'open",
     ] {
         assert!(parse_error(wrong, true).is_some(), "{wrong}");
+    }
+}
+
+/// First word of the text of an experimental key or option.
+const EXPERIMENTAL: &str = "Experimental: ";
+
+/// Returns the part of a page below the heading `Experimental`.
+fn experimental_section(page: &str) -> String {
+    let text = fs::read_to_string(root().join("docs").join(page)).unwrap();
+    let is_heading = |line: &&str| line.starts_with("# ") || line.starts_with("## ");
+    let lines = text.lines().skip_while(|line| line.trim_start_matches('#') != " Experimental").skip(1);
+    lines.take_while(|line| !is_heading(line)).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Returns the pages that a text links.
+fn linked_pages(text: &str) -> BTreeSet<&str> {
+    text.split("](").skip(1).filter_map(|link| link.split([')', '#']).next()).collect()
+}
+
+/// Adds the keys below `path`, each with its description.
+fn collect_keys(path: &str, schema: &Value, keys: &mut Vec<(String, String)>) {
+    for part in [schema, &schema["items"], &schema["additionalProperties"]] {
+        for (key, schema) in part["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{key}");
+            keys.push((path.clone(), schema["description"].as_str().unwrap_or_default().to_owned()));
+            collect_keys(&path, schema, keys);
+        }
+    }
+}
+
+/// Adds the options of a command and of those below it, each with its help.
+fn collect_options(command: &clap::Command, options: &mut BTreeSet<(String, String)>) {
+    for option in command.get_arguments() {
+        let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+        options.extend(option.get_long().map(|name| (format!("--{name}"), help)));
+    }
+    command.get_subcommands().for_each(|command| collect_options(command, options));
+}
+
+/// `docs/evidence.md` is the list. A name in it stands for each key with that path, also below others (`guarantees[].placement.tiers`).
+#[test]
+fn experimental_features_are_marked_everywhere() {
+    let evidence = experimental_section("evidence.md");
+    let cells = evidence.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let cells: Vec<&str> = cells.filter_map(|line| line.split(" | ").next()).collect();
+    let names: BTreeSet<&str> = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 10, "{names:?}");
+
+    let mut options = BTreeSet::new();
+    collect_options(&Cli::command(), &mut options);
+    for (option, help) in &options {
+        assert_eq!(names.contains(option.as_str()), help.starts_with(EXPERIMENTAL), "{option}: {help}");
+    }
+    let mut keys = Vec::new();
+    collect_keys("", &numaward_config::json_schema(), &mut keys);
+    let is_listed = |key: &str| names.iter().any(|name| key.ends_with(&format!(".{name}")));
+    for (key, description) in &keys {
+        assert_eq!(is_listed(key), description.starts_with(EXPERIMENTAL), "{key}: {description}");
+    }
+    for name in &names {
+        let key = format!(".{name}");
+        let exists =
+            options.iter().any(|(option, _)| option == name) || keys.iter().any(|(of, _)| of.ends_with(&key));
+        assert!(exists, "there is no key or option {name}");
+    }
+
+    let summary = experimental_section("SUMMARY.md");
+    let cells = cells.concat();
+    assert_eq!(linked_pages(&cells), linked_pages(&summary));
+    for page in linked_pages(&summary) {
+        let text = fs::read_to_string(root().join("docs").join(page)).unwrap();
+        assert!(text.lines().nth(2).is_some_and(|line| line.starts_with("**Experimental")), "{page}");
     }
 }

@@ -84,7 +84,7 @@ pub struct Config {
     pub state_directory: PathBuf,
     /// Settings for writing to the kernel.
     pub enforcement: Enforcement,
-    /// Shares of L3 caches and memory bandwidth.
+    /// Experimental: shares of L3 caches and memory bandwidth.
     pub resctrl: Resctrl,
     /// Guarantees for future workloads, by unit or cgroup. The first match applies.
     pub guarantees: Vec<DeclaredGuarantee>,
@@ -98,11 +98,11 @@ pub struct Config {
     /// determines whether workloads are throttled; other gates are ignored. Default: with the strategy `kubelet` as in the
     /// kubelet; with `native`, all options are accepted.
     pub feature_gates: BTreeMap<String, bool>,
-    /// The way to count memory-only nodes: together with the nearest node that has CPUs (`attached`), or separately (`strict`). Only
-    /// for the strategy `native`.
+    /// Experimental: the way to count memory-only nodes: together with the nearest node that has CPUs (`attached`), or separately
+    /// (`strict`). Only for the strategy `native`.
     pub tiers: Tiers,
-    /// The type of memory of each node: `dram`, `hbm` or `cxl`. Default: from the kernel's memory tiers; without tiers,
-    /// `dram` for nodes with CPUs. A request for a type of memory uses no node of an unknown type. Only for the
+    /// Experimental: the type of memory of each node: `dram`, `hbm` or `cxl`. Default: from the kernel's memory tiers; without
+    /// tiers, `dram` for nodes with CPUs. A request for a type of memory uses no node of an unknown type. Only for the
     /// strategy `native`.
     #[schemars(with = "BTreeMap<String, MemoryTier>")]
     pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
@@ -152,7 +152,7 @@ pub struct Config {
     /// containers of their pods. Default: services that are needed to reach the host and to run workloads.
     #[educe(Default(expression = essential_services()))]
     pub guard_exempt: Vec<CgroupPattern>,
-    /// Automatic placement of workloads without a guarantee on preferred nodes.
+    /// Experimental: automatic placement of workloads without a guarantee on preferred nodes.
     pub home: Home,
     /// Resources reserved for Kubernetes. If this, `systemReserved` or `evictionHard` is given, their sum must equal
     /// that of `reservedMemory`; with `strategy: kubelet` also if none is given.
@@ -276,8 +276,8 @@ pub struct Probes {
     pub intruders: ProbeSwitch,
     /// Reads the CPU time of workloads by node from the kernel's account. It has a cost only when it is read.
     pub cpu_time: ProbeSwitch,
-    /// Counts accesses to local and remote DRAM with two hardware counters of each CPU, which other programs (perf, the
-    /// NMI watchdog) cannot use meanwhile.
+    /// Experimental: counts accesses to local and remote DRAM with two hardware counters of each CPU, which other programs
+    /// (perf, the NMI watchdog) cannot use meanwhile.
     pub hardware: HardwareProbe,
     /// The maximum number of workloads with their own counters. Further workloads are counted together as `other`. The
     /// allocation counters take 32 bytes per workload and node, on most hosts also per CPU.

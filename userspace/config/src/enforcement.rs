@@ -39,9 +39,9 @@ pub struct Enforcement {
     /// The handling of interrupts and other kernel work on exclusive CPUs: `leave` or `move-away`. Only if guarantees
     /// are enforced.
     pub interrupts: Interrupts,
-    /// Power settings of exclusive CPUs. Default: unchanged.
+    /// Experimental: power settings of exclusive CPUs. Default: unchanged.
     pub cpu_power: CpuPower,
-    /// Node weights of the memory policy `weighted-interleave`. Default: unchanged.
+    /// Experimental: node weights of the memory policy `weighted-interleave`. Default: unchanged.
     pub interleave_weights: InterleaveWeights,
     /// The time for which most of the memory of a Burstable workload must be on another node than its preferred node
     /// before the guarantee follows it there.

@@ -37,7 +37,7 @@ pub struct Kubernetes {
     pub pod_resources: PodResources,
     /// Reports of the free resources of each node to the cluster's scheduler.
     pub node_resource_topology: NodeResourceTopology,
-    /// The NUMA nodes of this host as devices of resource claims (Dynamic Resource Allocation).
+    /// Experimental: the NUMA nodes of this host as devices of resource claims (Dynamic Resource Allocation).
     pub dra: Dra,
     /// The key of a taint that this Kubernetes node has from its registration until numaward is ready, such as
     /// `numaward.io/not-ready`. numaward then removes it, with every effect, so that no pod without a toleration of it
