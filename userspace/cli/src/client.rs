@@ -109,6 +109,20 @@ impl Server {
         if status.is_success() { Ok(body) } else { Err(self.refused(status, &body)) }
     }
 
+    /// Checks that guarantees can be changed at this address.
+    pub(crate) async fn check_changes_allowed(&self) -> Result<(), ClientError> {
+        let exchange = async {
+            let response =
+                self.start(Method::OPTIONS, "/api/v1/allocations", "application/json", Bytes::new());
+            let (parts, body) = response.await?.into_parts();
+            Ok((parts, read_body(body).await?))
+        };
+        let (parts, body) = self.within_timeout(exchange).await?;
+        let allowed = parts.headers.get(header::ALLOW).and_then(|methods| methods.to_str().ok());
+        let is_allowed = allowed.is_some_and(|methods| methods.contains(Method::POST.as_str()));
+        if is_allowed { Ok(()) } else { Err(self.refused(parts.status, &body)) }
+    }
+
     /// Opens a stream of server-sent events.
     pub(crate) async fn open(&self, path: &str) -> Result<Incoming, ClientError> {
         let started = self.start(Method::GET, path, "text/event-stream", Bytes::new());

@@ -557,7 +557,10 @@ fn release(connection: &ConnectionArgs, args: &ReleaseArgs) -> anyhow::Result<Ex
         runtime.block_on(server.release(name))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let held = runtime.block_on(server.allocations())?;
+    let held = runtime.block_on(async {
+        server.check_changes_allowed().await?;
+        server.allocations().await
+    })?;
     // A declared workload would be admitted again at once, and a container's guarantee ends with its pod.
     let names: Vec<&str> = held
         .allocations

@@ -436,7 +436,9 @@ async fn read_only_address_changes_nothing() {
             let (problem, _) = daemon.problem(request.body(Body::from("{}")).unwrap()).await;
             assert!([404, 405].contains(&problem.status), "{method} {path}: {problem:?}");
             assert_eq!(
-                problem.detail, "this address is read-only; use the control socket",
+                problem.detail,
+                "this address is read-only; use the control socket (by default /run/numaward/control.sock) or the address in \
+                 control.listen",
                 "{method} {path}"
             );
             tried += 1;

@@ -101,6 +101,8 @@ async fn refused_requests_name_their_cause() {
     let (code, held) = run(server, &["get", "-o", "name"]);
     assert_eq!((code, held.as_str()), (0, ""), "dry runs hold nothing");
 }
+    let (code, said) = run(server, &["release", "--all"]);
+    assert_eq!((code, said.as_str()), (0, "numaward: there is no guarantee to end\n"));
 
 #[tokio::test(flavor = "multi_thread")]
 async fn guarantee_is_found_by_each_of_its_names() {
@@ -188,7 +190,7 @@ fn wrong_quantities_are_usage_errors() {
     }
 }
 
-const CHANGES: [&[&str]; 8] = [
+const CHANGES: [&[&str]; 10] = [
     &["guarantee", "/batch", "--memory", "1Gi"],
     &["guarantee", "/batch", "--memory", "1Gi", "--memory-limit", "2Gi", "--dry-run"],
     &["explain", "--memory", "1Gi"],
@@ -206,7 +208,8 @@ fn read_only_address_refuses_changes() {
     for change in CHANGES {
         let (code, said) = run(&address, change);
         let said = said.lines().last().unwrap();
-        let words = "numaward: this address is read-only; use the control socket";
+        let words = "numaward: this address is read-only; use the control socket (by default /run/numaward/control.sock) or \
+                     the address in control.listen";
         assert_eq!((code, said), (1, words), "{change:?}");
     }
     let (code, said) = run(&address, &["exec", "--memory", "1Gi", "--", "true"]);
@@ -245,6 +248,8 @@ async fn trial_leaves_no_guarantee() {
 
     let begun = host.dir.path().join("begun");
     let script = format!("touch {}", begun.display());
+    &["release", "--all"],
+    &["release", "--all", "--yes"],
     let (code, said) = run(server, &["trial", "/batch", "--cpus", "100", "--", "sh", "-c", &script]);
     assert!(code == 3 && said.starts_with("would be refused: CPUs: 100 requested, 7 free"), "{said}");
     assert!(!begun.exists(), "no benchmark runs");

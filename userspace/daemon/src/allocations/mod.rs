@@ -52,7 +52,8 @@ fn change_routes() -> OpenApiRouter<Arc<ReconcilerHandle>> {
 /// Returns all routes of the read-only address. `view` is `None` if this host can have no guarantees; a `gate` checks the credentials
 /// of clients.
 pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: HostNames) -> Router {
-    let refusal = "this address is read-only; use the control socket";
+    let refusal = "this address is read-only; use the control socket (by default /run/numaward/control.sock) or the address in \
+                   control.listen";
     let refusing = refusing_router(view, refusal).route("/api/v1/reload", post(refuse(refusal)));
     numaward_http::router(app, refusing, gate, names)
 }
