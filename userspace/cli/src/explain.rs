@@ -193,6 +193,10 @@ fn render_explanation(explanation: &Explanation) -> String {
     text
 }
 
+    if !explanation.notes.is_empty() {
+        text.push('\n');
+    }
+    text.extend(explanation.notes.iter().map(|note| format!("Note: {note}\n")));
 /// Renders the reason of a refusal.
 pub(crate) fn render_refusal(refusal: &GuaranteeRefusal) -> String {
     match &refusal.rejection {
@@ -340,7 +344,7 @@ redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
             },
             {"hints": [], "candidates": [], "accepted": false},
             {"hints": [], "candidates": [], "nodes": "", "accepted": false},
-        ]});
+        ], "notes": ["CPUs 7 are offline", "the search ended"]});
         let merges = "
 RESOURCE   NODES       PREFERRED
 cpu        0           yes
@@ -380,3 +384,6 @@ Result: nodes none, not accepted by the topology policy
         }
     }
 }
+
+Note: CPUs 7 are offline
+Note: the search ended
