@@ -1265,6 +1265,8 @@ mod tests {
         listed.sort_unstable();
         let command = Cli::command();
         let shown = command.get_subcommands().filter(|of| !of.is_hide_set()).map(clap::Command::get_name);
+    pub(crate) node: NodeArgs,
+    #[command(flatten)]
         let mut shown: Vec<_> = shown.chain(["help"]).collect();
         shown.sort_unstable();
         assert_eq!(listed, shown);

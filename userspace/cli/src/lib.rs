@@ -948,7 +948,11 @@ fn simulate(daemon: &DaemonHooks, args: &Simulate) -> anyhow::Result<ExitCode> {
 }
 
 fn import_kubelet_state(daemon: &DaemonHooks, args: ImportArgs) -> anyhow::Result<ExitCode> {
-    let config = load_config(args.config)?;
+    let loaded = config::load(&sources(args.config.config, args.node.scope()))?;
+    for warning in &loaded.warnings {
+        eprintln!("numaward: {warning}");
+    }
+    let config = loaded.config;
     let imported =
         (daemon.import)(&config, &topology::machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)

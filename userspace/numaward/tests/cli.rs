@@ -553,6 +553,19 @@ fn socket_of_systemd_is_served() {
     daemon.wait().unwrap();
     assert!(read.is_ok() && answer.starts_with("HTTP/1.1 200"), "{read:?} {answer}");
 }
+#[test]
+fn import_uses_configuration_of_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, group] = ["config.yaml", "group.gpu.yaml"].map(|name| dir.path().join(name));
+    fs::write(&file, "{}\n").unwrap();
+    fs::write(&group, "probes: {slots: 0}\n").unwrap();
+    let import = ["import-kubelet-state", path(&dir), "--config", file.to_str().unwrap(), "--dry-run"];
+    let (error, code) = run_failing(&[&import[..], &["--group", "gpu"]].concat());
+    assert!(code == 1 && error.contains("group.gpu.yaml:1:17"), "{error}");
+    let (error, _) = run_failing(&[&import[..], &["--group", "none"]].concat());
+    assert!(error.contains("numaward.io/group: none has no effect"), "{error}");
+}
+
 
 #[test]
 fn refuses_invalid_server_addresses() {
