@@ -10,6 +10,7 @@ use std::{
 use clap::{
     ArgGroup, ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
+    error::ErrorKind,
 };
 use clap_complete::Shell;
 use numaward_api::{
@@ -42,6 +43,52 @@ pub(crate) struct Cli {
     pub(crate) connection: ConnectionArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Checks that the amounts of a request do not contradict each other.
+    pub(crate) fn with_consistent_amounts(self) -> Result<Self, clap::Error> {
+        let (cpus, memory, limit) = match &self.command {
+            Command::Exec(ExecArgs { resources, .. })
+            | Command::Guarantee(GuaranteeArgs { resources, .. })
+            | Command::Trial(TrialArgs { resources, .. })
+            | Command::Plan(PlanArgs { resources, .. })
+            | Command::Rebalance(RebalanceArgs { resources, .. })
+            | Command::Explain(ExplainArgs { resources: OptionalResourceArgs(Some(resources)), .. }) => {
+                (resources.cpus, &resources.memory, &resources.memory_limit)
+            }
+            // The workload may have memory already.
+            Command::Resize(ResizeArgs { memory, memory_limit, .. }) => (None, memory, memory_limit),
+            _ => return Ok(self),
+        };
+        let problem = match (cpus, memory, limit) {
+            (Some(cpus), None, _) if cpus.0.whole_cpus().is_none() => format!(
+                "--cpus {cpus} is not a whole number, so the CPUs are shared and nothing is guaranteed: add --memory, or give a whole number \
+                 of CPUs"
+            ),
+            (_, Some(memory), Some(limit))
+                if limit.parse::<Quantity>().ok().and_then(Quantity::units)
+                    < memory.parse::<Quantity>().ok().and_then(Quantity::units) =>
+            {
+                format!("--memory-limit {limit} is less than the guaranteed memory, --memory {memory}")
+            }
+            _ => return Ok(self),
+        };
+        Err(clap::Error::raw(ErrorKind::ValueValidation, format!("{problem}\n")))
+    }
+}
+
+/// Returns the option that sets a field of a request, such as `placement.cpuKinds`; `None` if there is none.
+pub(crate) fn option_of_field(field: &str) -> Option<String> {
+    let field = field.strip_prefix("placement.").unwrap_or(field);
+    let name = field.chars().fold(String::new(), |name, c| match c {
+        'A'..='Z' => name + "-" + c.to_ascii_lowercase().encode_utf8(&mut [0; 4]),
+        _ => name + c.encode_utf8(&mut [0; 4]),
+    });
+    let command = Cli::command();
+    let mut options = command.find_subcommand("guarantee")?.get_arguments().filter_map(clap::Arg::get_long);
+    let option = options.find(|option| name.strip_suffix('s') == Some(option) || name == *option)?;
+    Some(format!("--{option}"))
 }
 
 #[derive(Debug, Subcommand)]
@@ -743,6 +790,12 @@ pub(crate) struct PlacementArgs {
     /// Avoid the nodes of another workload, named likewise; can be repeated (native)
     #[arg(long, help_heading = NODES_HEADING, value_name = "NAME|KEY=VALUE")]
     pub(crate) apart: Vec<String>,
+/// Returns the group that requires a changed amount in each resize.
+fn required_changes() -> ArgGroup {
+    let amounts = ["cpus", "memory", "memory_limit", "two_mib", "one_gib", "sized"];
+    ArgGroup::new("changes").args(amounts).required(true).multiple(true)
+}
+
     /// Label by which other workloads can name this one; can be repeated (native)
     #[arg(long = "label", help_heading = NODES_HEADING, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) labels: Vec<(String, String)>,
@@ -947,6 +1000,7 @@ pub(crate) struct ExplainArgs {
 }
 
 /// Optional resources of `explain`: absent if neither CPUs nor memory are given, as each request needs one of them.
+#[command(group = required_changes())]
 ///
 /// `Option<ResourceArgs>` would always be `None`: to clap, a struct of flattened parts is a group without
 /// members.

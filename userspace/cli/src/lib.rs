@@ -112,7 +112,8 @@ pub struct DaemonHooks {
 /// Executes the command of this process's arguments.
 pub fn main(daemon: &DaemonHooks) -> ExitCode {
     let parsed = args::command().try_get_matches();
-    let Cli { connection, command } = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    let Cli { connection, command } = match parsed.and_then(Cli::with_consistent_amounts) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();

@@ -146,12 +146,15 @@ impl Request {
             && cpus.is_none()
             && (&asked.memory_limit, asked.hugepages.is_empty(), terms.burstable) == (&None, true, false);
         if memory.is_none() && shares && !has_no_guarantee {
-            let problem = "neither memory nor whole CPUs are asked for, so there is nothing to guarantee";
-            return Err(FieldError::new(
-                "memory",
-                problem,
-                "an amount such as 8Gi, or nothing with whole CPUs",
-            ));
+            let allowed = "an amount such as 8Gi, or nothing with a whole number of CPUs such as 1";
+            let problem = match cpus {
+                Some(cpus) => format!(
+                    "{cpus} is not a whole number of CPUs: the CPUs are shared, and without memory nothing is guaranteed"
+                ),
+                None => "neither memory nor a whole number of CPUs is requested, so nothing is guaranteed"
+                    .to_owned(),
+            };
+            return Err(FieldError::new("memory", problem, allowed));
         }
         let limit = asked.memory_limit.as_ref().map(|limit| bytes("memoryLimit", limit)).transpose()?;
         check_limit(memory.unwrap_or(Bytes(0)), limit)?;

@@ -39,7 +39,7 @@ fn run(server: &str, args: &[&str]) -> (i32, String) {
 
 /// Returns a command that requests resources.
 fn request<'a>(command: &[&'a str], resources: &[&'a str]) -> Vec<&'a str> {
-    let executed: &[&str] = if command[0] == "exec" { &["--", "true"] } else { &[] };
+    let executed: &[&str] = if ["exec", "trial"].contains(&command[0]) { &["--", "true"] } else { &[] };
     [command, resources, executed].concat()
 }
 
@@ -150,9 +150,15 @@ async fn watched_list_is_printed_when_it_changes() {
 fn wrong_quantities_are_usage_errors() {
     let amount = "not an amount of memory above 0, such as 512Mi or 8Gi";
     let cpus = "not a number of CPUs above 0, such as 2 or 500m";
-    for command in
-        [&["explain"][..], &["plan"], &["rebalance"], &["guarantee", "/batch"], &["resize", "db"], &["exec"]]
-    {
+    for command in [
+        &["explain"][..],
+        &["plan"],
+        &["rebalance"],
+        &["guarantee", "/batch"],
+        &["resize", "db"],
+        &["exec"],
+        &["trial", "/batch"],
+    ] {
         // Failures of `exec` itself end with 125.
         let expected_code = if command[0] == "exec" { 125 } else { 2 };
         for (option, words) in [
@@ -174,10 +180,54 @@ fn wrong_quantities_are_usage_errors() {
         }
     }
     for (wrong, words) in [
+    for command in REQUESTS.into_iter().chain([
+        &["rebalance"][..],
+        &["guarantee", "/batch"],
+        &["resize", "db"],
+        &["trial", "/batch"],
+        &["exec"],
+    ]) {
+        let expected_code = if command[0] == "exec" { 125 } else { 2 };
+        for (resources, words) in [
+            (
+                &["--memory", "2Gi", "--memory-limit", "1Gi"][..],
+                "error: --memory-limit 1Gi is less than the guaranteed memory, --memory 2Gi\n",
+            ),
+            (
+                &["--cpus", "500m"],
+                "error: --cpus 500m is not a whole number, so the CPUs are shared and nothing is guaranteed",
+            ),
+        ] {
+            // A resize keeps the guaranteed memory.
+            if command[0] == "resize" && resources[0] == "--cpus" {
+                continue;
+            }
+            let (code, said) = run("/nonexistent.sock", &request(command, resources));
+            assert!(
+                code == expected_code && said.starts_with(words),
+                "{command:?} {resources:?}: {code} {said}"
+            );
+        }
+    }
         (&["explain", "--memory", "1Gi", "--hugepages", "2Mi=5GB"][..], amount),
         (&["plan", "--memory", "1Gi", "--bytes", "-1"], amount),
         (&["rebalance", "--memory", "1Gi", "--bytes", "5GB"], amount),
         (&["events", "--since", "yesterday"], "invalid value 'yesterday' for '--since <TIME>'"),
+        (&["trial", "/batch", "--", "true"], "<--cpus <NUMBER>|--memory <SIZE>>"),
+        (&["trial", "/batch", "--cpus", "1"], "<COMMAND>..."),
+        (&["trial", "--cpus", "1", "--", "true"], "<CGROUP-OR-UNIT>"),
+        (&["trial", "/batch", "--cpus", "1", "--rounds", "5", "--", "true"], "5 is not in 6..=100"),
+        (
+            &["trial", "/batch", "--cpus", "1", "--settle", "soon", "--", "true"],
+            "invalid value 'soon' for '--settle <TIME>'",
+        ),
+        (
+            &["trial", "/batch", "--cpus", "1", "-o", "wide", "--", "true"],
+            "[possible values: table, json, yaml]",
+        ),
+        (&["resize", "db"], "<--cpus <NUMBER>|--memory <SIZE>|--memory-limit <SIZE>|"),
+        (&["explain"], "numaward explain [OPTIONS] <--cpus NUMBER|--memory SIZE>..."),
+        (&["explain", "--with", "db"], "numaward explain [OPTIONS] NAME"),
         (&["events", "--since", "0s"], "a duration must be above zero"),
         (&["events", "--after", "10m"], "invalid value '10m' for '--after <ID>'"),
         (&["events", "--after", "-1"], "invalid value '-1' for '--after <ID>'"),
