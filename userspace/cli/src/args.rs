@@ -239,6 +239,10 @@ pub(crate) enum Command {
     /// Explain the placement of a workload, or the outcome of a request if it were made now
     ///
     /// Exits with 3 if the request would be refused.
+    #[command(
+        arg_required_else_help = true,
+        override_usage = "numaward explain [OPTIONS] NAME\n       numaward explain [OPTIONS] <--cpus NUMBER|--memory SIZE>..."
+    )]
     Explain(ExplainArgs),
     /// Recommend guarantees for workloads, from their usage in the last hour
     ///
@@ -375,9 +379,43 @@ const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
     ("Other", &["options", "completions", "man", "version", "help"]),
 ];
 
+/// First commands of a new user.
+const FIRST_COMMANDS: &str = "\
+Begin with:
+  numaward doctor       Check this host, and print what is missing
+  numaward run          Run the daemon, as root; from a package: systemctl enable --now numaward
+  numaward top          Watch nodes and workloads live
+";
+
+/// Commands that ask no daemon.
+const LOCAL_COMMANDS: [&str; 10] = [
+    "run",
+    "replay",
+    "simulate",
+    "config",
+    "import-kubelet-state",
+    "uninstall",
+    "options",
+    "completions",
+    "man",
+    "version",
+];
+
+/// Place of the connection options, in the help of each command that has them.
+const CONNECTION_HELP: &str =
+    "`numaward options` and numaward(1) have the options of the connection to the daemon, such as --server.";
+
+/// Returns the commands. The help of each command that asks a daemon names the place of the connection options.
+pub(crate) fn commands() -> clap::Command {
+    Cli::command().mut_subcommands(|command| match command.get_name() {
+        name if LOCAL_COMMANDS.contains(&name) || command.is_hide_set() => command,
+        _ => command.after_help(CONNECTION_HELP),
+    })
+}
+
 /// Returns the parser, with a help that groups the commands.
 pub(crate) fn command() -> clap::Command {
-    let mut command = Cli::command();
+    let mut command = commands();
     command.build();
     let mut groups = String::new();
     // Writing to a String cannot fail.
@@ -393,10 +431,10 @@ pub(crate) fn command() -> clap::Command {
     let more = "`numaward COMMAND --help` explains a command. `numaward options` lists the options of the connection to the daemon, \
                 which all commands have.";
     let template = format!(
-        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}\n\n{}",
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{FIRST_COMMANDS}\n{groups}Options:\n{{options}}\n\n{}",
         wrap(more, 0, 0)
     );
-    Cli::command().help_template(template)
+    commands().help_template(template)
 }
 
 /// Returns the help of the options that all commands have.
@@ -752,6 +790,12 @@ fn required_amounts() -> ArgGroup {
     ArgGroup::new("amounts").args(["cpus", "memory"]).required(true).multiple(true)
 }
 
+/// Returns the group that requires a changed amount in each resize.
+fn required_changes() -> ArgGroup {
+    let amounts = ["cpus", "memory", "memory_limit", "two_mib", "one_gib", "sized"];
+    ArgGroup::new("changes").args(amounts).required(true).multiple(true)
+}
+
 /// Huge pages by size.
 #[derive(Debug, Args)]
 pub(crate) struct HugepageArgs {
@@ -790,12 +834,6 @@ pub(crate) struct PlacementArgs {
     /// Avoid the nodes of another workload, named likewise; can be repeated (native)
     #[arg(long, help_heading = NODES_HEADING, value_name = "NAME|KEY=VALUE")]
     pub(crate) apart: Vec<String>,
-/// Returns the group that requires a changed amount in each resize.
-fn required_changes() -> ArgGroup {
-    let amounts = ["cpus", "memory", "memory_limit", "two_mib", "one_gib", "sized"];
-    ArgGroup::new("changes").args(amounts).required(true).multiple(true)
-}
-
     /// Label by which other workloads can name this one; can be repeated (native)
     #[arg(long = "label", help_heading = NODES_HEADING, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) labels: Vec<(String, String)>,
@@ -962,6 +1000,7 @@ pub(crate) struct GuaranteeArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group = required_changes())]
 pub(crate) struct ResizeArgs {
     /// Name of the workload
     #[arg(value_parser = workload_name())]
@@ -1000,7 +1039,6 @@ pub(crate) struct ExplainArgs {
 }
 
 /// Optional resources of `explain`: absent if neither CPUs nor memory are given, as each request needs one of them.
-#[command(group = required_changes())]
 ///
 /// `Option<ResourceArgs>` would always be `None`: to clap, a struct of flattened parts is a group without
 /// members.
@@ -1207,6 +1245,8 @@ pub(crate) struct ImportArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
     #[command(flatten)]
+    pub(crate) node: NodeArgs,
+    #[command(flatten)]
     pub(crate) output: Output,
 }
 
@@ -1319,8 +1359,6 @@ mod tests {
         listed.sort_unstable();
         let command = Cli::command();
         let shown = command.get_subcommands().filter(|of| !of.is_hide_set()).map(clap::Command::get_name);
-    pub(crate) node: NodeArgs,
-    #[command(flatten)]
         let mut shown: Vec<_> = shown.chain(["help"]).collect();
         shown.sort_unstable();
         assert_eq!(listed, shown);

@@ -454,7 +454,7 @@ fn numactl(connection: &ConnectionArgs, arguments: &[OsString]) -> anyhow::Resul
 
 /// Returns a subcommand with the global options.
 fn built_subcommand(name: &str) -> Option<clap::Command> {
-    let mut all = Cli::command().bin_name("numaward");
+    let mut all = args::commands().bin_name("numaward");
     all.build();
     all.find_subcommand(name).cloned()
 }
@@ -891,7 +891,7 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
 }
 
 fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = args::commands().disable_help_subcommand(true);
     command.build();
     match dir {
         Some(dir) => {

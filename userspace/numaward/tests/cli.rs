@@ -86,6 +86,34 @@ fn wrong_usage_is_exit_code_2() {
         assert_eq!(code, 2, "{args:?}: {error}");
         assert!(error.contains("Usage:") || error.contains("possible values"), "{args:?}: {error}");
     }
+    let (help, _) = run_failing(&[]);
+    let first = ["\nBegin with:\n  numaward doctor ", "\n  numaward run ", "\n  numaward top "];
+    assert!(first.iter().all(|command| help.contains(command)), "{help}");
+    let (help, code) = run_failing(&["explain"]);
+    assert!(
+        code == 2 && help.contains("Explain the placement of a workload") && help.contains("--cpus <NUMBER>"),
+        "{help}"
+    );
+}
+
+/// The options of the connection have one page, and the help and manual page of each command that has them name it.
+#[test]
+fn help_names_place_of_connection_options() {
+    let place = "numaward options";
+    assert!(run_command(&["--help"]).0.contains(place));
+    for (command, is_named) in
+        [("get", true), ("exec", true), ("numactl", true), ("run", false), ("man", false)]
+    {
+        for help in ["-h", "--help"] {
+            let (help, _) = run_command(&[command, help]);
+            assert_eq!(help.contains(place), is_named, "{command}: {help}");
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(run_command(&["man", "--dir", path(&dir)]).1, 0);
+    let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    assert!(page("numaward-get.1").contains(place) && page("numaward.1").contains("token\\-file"));
+    assert!(!page("numaward-get.1").contains("token"), "{}", page("numaward-get.1"));
 }
 
 /// The daemon may take long to answer.
@@ -526,6 +554,19 @@ fn import_refuses_invalid_state() {
 }
 
 #[test]
+fn import_uses_configuration_of_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, group] = ["config.yaml", "group.gpu.yaml"].map(|name| dir.path().join(name));
+    fs::write(&file, "{}\n").unwrap();
+    fs::write(&group, "probes: {slots: 0}\n").unwrap();
+    let import = ["import-kubelet-state", path(&dir), "--config", file.to_str().unwrap(), "--dry-run"];
+    let (error, code) = run_failing(&[&import[..], &["--group", "gpu"]].concat());
+    assert!(code == 1 && error.contains("group.gpu.yaml:1:17"), "{error}");
+    let (error, _) = run_failing(&[&import[..], &["--group", "none"]].concat());
+    assert!(error.contains("numaward.io/group: none has no effect"), "{error}");
+}
+
+#[test]
 fn socket_of_systemd_is_served() {
     let host = host();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -553,19 +594,6 @@ fn socket_of_systemd_is_served() {
     daemon.wait().unwrap();
     assert!(read.is_ok() && answer.starts_with("HTTP/1.1 200"), "{read:?} {answer}");
 }
-#[test]
-fn import_uses_configuration_of_group() {
-    let dir = tempfile::tempdir().unwrap();
-    let [file, group] = ["config.yaml", "group.gpu.yaml"].map(|name| dir.path().join(name));
-    fs::write(&file, "{}\n").unwrap();
-    fs::write(&group, "probes: {slots: 0}\n").unwrap();
-    let import = ["import-kubelet-state", path(&dir), "--config", file.to_str().unwrap(), "--dry-run"];
-    let (error, code) = run_failing(&[&import[..], &["--group", "gpu"]].concat());
-    assert!(code == 1 && error.contains("group.gpu.yaml:1:17"), "{error}");
-    let (error, _) = run_failing(&[&import[..], &["--group", "none"]].concat());
-    assert!(error.contains("numaward.io/group: none has no effect"), "{error}");
-}
-
 
 #[test]
 fn refuses_invalid_server_addresses() {
