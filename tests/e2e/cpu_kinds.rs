@@ -28,7 +28,7 @@ fn gives_cpus_of_requested_kind() {
         ("too many", "node 0: cpu requested 3, free 2, too little"),
         ("too fast", "node 1: cpu requested 2, free 1, too little"),
         ("none of it", "refused: no CPU is of the kind efficiency"),
-        ("shared", "placement.cpuKinds"),
+        ("shared", "--cpu-kind: it is about exclusive CPUs"),
         ("unknown", "[possible values: performance, efficiency, high-frequency, isolated, nohz-full]"),
     ] {
         let refused = report.section(section);
@@ -53,9 +53,10 @@ fn hides_siblings_of_exclusive_cpus() {
     );
     assert_eq!(report.section("its CPUs"), "4,6");
     assert_eq!(report.section("those of others"), "0-3,8-11");
-    for (section, words) in
-        [("too few", "node 1: cpu requested 2, free 1, too little"), ("shared", "placement.hideSiblings")]
-    {
+    for (section, words) in [
+        ("too few", "node 1: cpu requested 2, free 1, too little"),
+        ("shared", "--hide-siblings: it is about exclusive CPUs"),
+    ] {
         let refused = report.section(section);
         assert!(refused.contains(words) && !refused.ends_with("code 0"), "{section}: {refused}");
     }

@@ -127,7 +127,7 @@ fn guarantees_outlive_the_daemon() {
         "invalid value '0' for '--memory <SIZE>': not an amount of memory above 0",
         "invalid value '1gb' for '--memory <SIZE>': not an amount of memory above 0",
         "refused: CPUs: 1000 requested, ",
-        "target.cgroup: /nowhere does not exist",
+        "numaward: /nowhere does not exist",
     ] {
         assert!(bad.contains(words), "{words} in\n{bad}");
     }

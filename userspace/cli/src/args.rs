@@ -403,7 +403,7 @@ const LOCAL_COMMANDS: [&str; 10] = [
 
 /// Place of the connection options, in the help of each command that has them.
 const CONNECTION_HELP: &str =
-    "`numaward options` and numaward(1) have the options of the connection to the daemon, such as --server.";
+    "`numaward options` and numaward(1) list the options of the connection to the daemon.";
 
 /// Returns the commands. The help of each command that asks a daemon names the place of the connection options.
 pub(crate) fn commands() -> clap::Command {
@@ -1362,6 +1362,7 @@ mod tests {
         let mut shown: Vec<_> = shown.chain(["help"]).collect();
         shown.sort_unstable();
         assert_eq!(listed, shown);
+        assert!(LOCAL_COMMANDS.iter().all(|name| shown.contains(name)), "{LOCAL_COMMANDS:?}");
     }
 
     #[test]

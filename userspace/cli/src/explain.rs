@@ -10,7 +10,10 @@ use numaward_api::{
     MissingKind, Placement, Rejection, Shortfall,
 };
 
-use crate::table::{row, size, table};
+use crate::{
+    args,
+    table::{row, size, table},
+};
 
 /// Renders a guarantee with the explanation of its placement.
 pub(crate) fn render_allocation(allocation: &Allocation) -> String {
@@ -190,25 +193,37 @@ fn render_explanation(explanation: &Explanation) -> String {
         let verdict = if merge.accepted { "accepted" } else { "not accepted" };
         let _ = writeln!(text, "\nResult: nodes {result}, {verdict} by the topology policy");
     }
-    text
-}
-
     if !explanation.notes.is_empty() {
         text.push('\n');
     }
     text.extend(explanation.notes.iter().map(|note| format!("Note: {note}\n")));
+    text
+}
+
 /// Renders the reason of a refusal.
 pub(crate) fn render_refusal(refusal: &GuaranteeRefusal) -> String {
     match &refusal.rejection {
         Some(rejected) => format!("refused: {}", render_rejection(rejected)),
-        None => refusal.detail.clone(),
+        None => detail_with_option(refusal),
+    }
+}
+
+/// Returns the detail of a refusal. An invalid field has the name of its option; the target of a request needs none.
+fn detail_with_option(GuaranteeRefusal { detail, field, .. }: &GuaranteeRefusal) -> String {
+    let Some(field) = field else { return detail.clone() };
+    let problem = detail.strip_prefix(field.as_str()).and_then(|rest| rest.strip_prefix(": "));
+    match (problem, args::option_of_field(field)) {
+        (Some(problem), Some(option)) => format!("{option}: {problem}"),
+        (Some(problem), None) if field.starts_with("target") => problem.to_owned(),
+        _ => detail.clone(),
     }
 }
 
 /// Renders the reasons for a rejection: the cause in the first line, then the engine's message and the nodes.
 fn render_rejection(rejection: &Rejection) -> String {
     let mut text = format!("{} ({})", rejection.message, rejection.reason);
-    if let Some(cause) = missing_resources(&rejection.shortfalls) {
+    let is_resize = rejection.reason == "Deferred";
+    if let Some(cause) = missing_resources(&rejection.shortfalls, is_resize) {
         text = format!("{cause}\n  {text}");
     }
     for Shortfall { node, resource, requested, free, withheld } in &rejection.shortfalls {
@@ -216,7 +231,11 @@ fn render_rejection(rejection: &Rejection) -> String {
         let (requested, free) = (amount(resource, *requested), amount(resource, *free));
         let _ = write!(text, "\n  node {node}: {resource} requested {requested}, free {free}{enough}");
         if *withheld > 0 {
-            let _ = write!(text, "; {} more are in use outside the ledger", amount(resource, *withheld));
+            let _ = write!(
+                text,
+                "; {} more are used by workloads without a guarantee",
+                amount(resource, *withheld)
+            );
         }
     }
     text
@@ -227,8 +246,9 @@ fn amount(resource: &str, amount: u64) -> String {
     if resource == "cpu" { amount.to_string() } else { size(amount) }
 }
 
-/// Returns the resources of which no node has enough; `None` if there are none.
-fn missing_resources(shortfalls: &[Shortfall]) -> Option<String> {
+/// Returns the resources of which no node has enough; `None` if there are none. The shortfalls of a resize are additional amounts on
+/// the nodes of the workload.
+fn missing_resources(shortfalls: &[Shortfall], is_resize: bool) -> Option<String> {
     let mut resources = BTreeMap::<&str, (u64, u64, u64)>::new();
     for Shortfall { resource, requested, free, .. } in shortfalls {
         let (most_requested, most, total) = resources.entry(resource).or_default();
@@ -241,7 +261,9 @@ fn missing_resources(shortfalls: &[Shortfall]) -> Option<String> {
         let amount = |of| amount(resource, of);
         let name = if resource == "cpu" { "CPUs" } else { resource };
         let requested_amount = amount(requested);
-        if total < requested {
+        if is_resize {
+            format!("{name}: {requested_amount} more requested, {} free on its nodes", amount(total))
+        } else if total < requested {
             format!("{name}: {requested_amount} requested, {} free on all nodes together", amount(total))
         } else {
             format!("{name}: {requested_amount} requested, at most {} free on one node", amount(most))
@@ -284,8 +306,22 @@ mod tests {
         assert_eq!(
             text,
             "memory: 2 B requested, 1 B free on all nodes together\n  no (TopologyAffinityError)\n  \
-             node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2\n  node 2: memory requested 2 B, free 1 B, too little; 1.0 GiB more are in use outside the ledger"
+             node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2\n  node 2: memory requested 2 B, free 1 B, too little; 1.0 GiB more are used by workloads without a guarantee"
         );
+    }
+
+    #[test]
+    fn invalid_field_is_named_as_option() {
+        let named = |field: &str| {
+            let detail = format!("{field}: it is 0; allowed: 1");
+            let refusal =
+                json!({"title": "", "status": 422, "detail": detail, "instance": "", "field": field});
+            render_refusal(&serde_json::from_value(refusal).unwrap())
+        };
+        assert_eq!(named("memoryLimit"), "--memory-limit: it is 0; allowed: 1");
+        assert_eq!(named("placement.cpuKinds"), "--cpu-kind: it is 0; allowed: 1");
+        assert_eq!(named("target.cgroup"), "it is 0; allowed: 1");
+        assert_eq!(named("maxMoves"), "maxMoves: it is 0; allowed: 1");
     }
 
     #[test]
@@ -363,6 +399,9 @@ Result: nodes 0, accepted by the topology policy
 Result: nodes any, not accepted by the topology policy
 
 Result: nodes none, not accepted by the topology policy
+
+Note: CPUs 7 are offline
+Note: the search ended
 ";
         let shortfalls = json!([
             {"node": 0, "resource": "memory", "requested": 2 << 20, "free": 1 << 20},
@@ -384,6 +423,3 @@ Result: nodes none, not accepted by the topology policy
         }
     }
 }
-
-Note: CPUs 7 are offline
-Note: the search ended

@@ -38,7 +38,7 @@ pub struct Grant {
 
 /// Reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}: {message}")]
+#[error("{message} ({reason})")]
 pub struct Rejection {
     pub owner: OwnerId,
     /// Container that could not be served; `None` if all containers were considered together.
@@ -152,7 +152,7 @@ impl fmt::Display for Shortfall {
         };
         write!(f, "node {node}: {resource} requested {}, free {}", amount(requested), amount(free))?;
         if withheld > 0 {
-            write!(f, " ({} more are in use outside the ledger)", amount(withheld))?;
+            write!(f, " ({} more are used by workloads without a guarantee)", amount(withheld))?;
         }
         Ok(())
     }

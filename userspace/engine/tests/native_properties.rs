@@ -700,7 +700,7 @@ proptest! {
             if let Err(rejection) = decision.outcome {
                 prop_assert_eq!(&decision.ledger, &before);
                 for of in rejection.shortfalls.iter().filter(|of| of.withheld > 0) {
-                    let said = format!("({} more are in use outside the ledger)", Bytes(of.withheld).rounded());
+                    let said = format!("({} more are used by workloads without a guarantee)", Bytes(of.withheld).rounded());
                     prop_assert!(of.to_string().contains(&said), "{}", of);
                     let Resource::Memory(kind) = of.resource else { panic!("{of}") };
                     let account = ledger.nodes()[&of.node].kinds[&kind];

@@ -792,7 +792,7 @@ fn refusal_names_withheld_memory() {
     let of_memory = rejection.shortfalls.iter().filter(|of| of.resource == Resource::Memory(MEMORY));
     assert_eq!(
         of_memory.map(ToString::to_string).nth(3).unwrap(),
-        "node 3: memory requested 6.0 GiB, free 0 B (8.0 GiB more are in use outside the ledger)"
+        "node 3: memory requested 6.0 GiB, free 0 B (8.0 GiB more are used by workloads without a guarantee)"
     );
     assert_eq!(decision.explanation.withheld.len(), 4);
 
@@ -855,7 +855,10 @@ fn growth_excludes_withheld_memory() {
     let to = |gib| Resources::none().with_memory(Quantity::whole(Bytes::gib(gib).0));
     assert!(native.resize(&before, &owner, &container, &to(7)).is_ok());
     let refused = native.resize(&ledger, &owner, &container, &to(7)).unwrap_err();
-    assert!(refused.to_string().contains("(1.0 GiB more are in use outside the ledger)"), "{refused}");
+    assert!(
+        refused.to_string().contains("(1.0 GiB more are used by workloads without a guarantee)"),
+        "{refused}"
+    );
     assert!(native.resize(&ledger, &owner, &container, &to(5)).is_ok());
 }
 

@@ -67,7 +67,7 @@ pub fn check_pod<'a>(
     }
     if bytes > MAX_POD_BYTES {
         let message = format!(
-            "the resource claims of the pod have {bytes} bytes in the ledger, and the maximum is {MAX_POD_BYTES}: it has too many"
+            "the resource claims of the pod take {bytes} bytes to store, and the maximum is {MAX_POD_BYTES}: it has too many"
         );
         return Err(rejection("AccountTooLarge", message));
     }

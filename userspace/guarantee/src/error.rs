@@ -96,7 +96,7 @@ const MAX_SHORTFALLS_IN_MESSAGE: usize = 16;
 
 /// Formats a rejection and its shortfalls on one line.
 pub fn describe_rejection(rejection: &api::Rejection) -> String {
-    let mut text = format!("{}: {}", rejection.reason, rejection.message);
+    let mut text = format!("{} ({})", rejection.message, rejection.reason);
     for shortfall in rejection.shortfalls.iter().take(MAX_SHORTFALLS_IN_MESSAGE) {
         let api::Shortfall { node, resource, requested, free, withheld } = shortfall;
         let amount = |amount: u64| match resource.as_str() {
@@ -107,7 +107,7 @@ pub fn describe_rejection(rejection: &api::Rejection) -> String {
         // Writing to a String cannot fail.
         let _ = write!(text, "; node {node}: {resource} requested {requested}, free {free}");
         if *withheld > 0 {
-            let _ = write!(text, " ({} more are in use outside the ledger)", amount(*withheld));
+            let _ = write!(text, " ({} more are used by workloads without a guarantee)", amount(*withheld));
         }
     }
     let omitted = rejection.shortfalls.len().saturating_sub(MAX_SHORTFALLS_IN_MESSAGE);

@@ -46,7 +46,9 @@ pub fn resize(error: &engine::ResizeError) -> api::Rejection {
 pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
     let in_use = explanation.withheld.iter().map(|withheld| {
         let engine::conditions::WithheldMemory { node, kind, bytes } = withheld;
-        format!("node {node}: {bytes} of {kind} are in use outside the ledger, and were not offered")
+        format!(
+            "node {node}: {bytes} of {kind} are used by workloads without a guarantee, and were not offered"
+        )
     });
     let offline = &explanation.offline_cpus;
     let offline = (!offline.is_empty()).then(|| format!("CPUs {offline} are offline, and were not offered"));

@@ -32,14 +32,10 @@ pub fn check_account<'a>(
     let siblings = siblings.map(|account| account_bytes(account.request.as_deref(), &account.terms));
     let of_pod = siblings.fold(size, usize::saturating_add);
     let what = if size > MAX_POD_BYTES {
-        format!(
-            "the request of {} has {size} bytes in the ledger, and the maximum is {MAX_POD_BYTES}",
-            request.owner
-        )
+        format!("the request takes {size} bytes to store, and the maximum is {MAX_POD_BYTES}")
     } else if of_pod > MAX_POD_BYTES {
         format!(
-            "with the request of {}, the requests of its pod have {of_pod} bytes in the ledger, and the maximum is {MAX_POD_BYTES}",
-            request.owner
+            "with this request, those of its pod take {of_pod} bytes to store, and the maximum is {MAX_POD_BYTES}"
         )
     } else {
         return Ok(());

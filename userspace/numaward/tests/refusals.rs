@@ -75,6 +75,7 @@ async fn refused_requests_name_their_cause() {
             &["--cpus", "1", "--cpu-kind", "isolated"],
             "no CPU is of the kind isolated (TopologyAffinityError)",
         ),
+        (&["--memory", "1Gi", "--hugepages-2Mi", "2Mi"], "no node has hugepages-2Mi (TopologyAffinityError)"),
         (&["--memory", "1Ti"], "memory: 1.0 TiB requested, "),
         (&["--cpus", "100"], "CPUs: 100 requested, 7 free on all nodes together"),
         (&["--cpus", "5", "--policy", "single-numa-node"], "CPUs: 5 requested, at most 4 free on one node"),
@@ -100,9 +101,9 @@ async fn refused_requests_name_their_cause() {
     }
     let (code, held) = run(server, &["get", "-o", "name"]);
     assert_eq!((code, held.as_str()), (0, ""), "dry runs hold nothing");
-}
     let (code, said) = run(server, &["release", "--all"]);
     assert_eq!((code, said.as_str()), (0, "numaward: there is no guarantee to end\n"));
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn guarantee_is_found_by_each_of_its_names() {
@@ -119,7 +120,7 @@ async fn guarantee_is_found_by_each_of_its_names() {
     }
     assert_eq!(run(server, &["get", "guarantees", "batch", "-o", "name"]), (0, "db\n".to_owned()));
     let (code, said) = run(server, &["resize", "db", "--memory", "8Gi", "--dry-run"]);
-    let words = "would be refused: memory: ";
+    let words = "would be refused: memory: 7.0 GiB more requested, 2.8 GiB free on its nodes\n";
     assert!(code == 3 && said.starts_with(words), "{said}");
     for command in
         [&["get", "guarantees"][..], &["get", "workloads"], &["get", "nodes"], &["describe"], &["explain"]]
@@ -179,7 +180,6 @@ fn wrong_quantities_are_usage_errors() {
             }
         }
     }
-    for (wrong, words) in [
     for command in REQUESTS.into_iter().chain([
         &["rebalance"][..],
         &["guarantee", "/batch"],
@@ -209,10 +209,10 @@ fn wrong_quantities_are_usage_errors() {
             );
         }
     }
+    for (wrong, words) in [
         (&["explain", "--memory", "1Gi", "--hugepages", "2Mi=5GB"][..], amount),
         (&["plan", "--memory", "1Gi", "--bytes", "-1"], amount),
         (&["rebalance", "--memory", "1Gi", "--bytes", "5GB"], amount),
-        (&["events", "--since", "yesterday"], "invalid value 'yesterday' for '--since <TIME>'"),
         (&["trial", "/batch", "--", "true"], "<--cpus <NUMBER>|--memory <SIZE>>"),
         (&["trial", "/batch", "--cpus", "1"], "<COMMAND>..."),
         (&["trial", "--cpus", "1", "--", "true"], "<CGROUP-OR-UNIT>"),
@@ -228,6 +228,7 @@ fn wrong_quantities_are_usage_errors() {
         (&["resize", "db"], "<--cpus <NUMBER>|--memory <SIZE>|--memory-limit <SIZE>|"),
         (&["explain"], "numaward explain [OPTIONS] <--cpus NUMBER|--memory SIZE>..."),
         (&["explain", "--with", "db"], "numaward explain [OPTIONS] NAME"),
+        (&["events", "--since", "yesterday"], "invalid value 'yesterday' for '--since <TIME>'"),
         (&["events", "--since", "0s"], "a duration must be above zero"),
         (&["events", "--after", "10m"], "invalid value '10m' for '--after <ID>'"),
         (&["events", "--after", "-1"], "invalid value '-1' for '--after <ID>'"),
@@ -246,6 +247,8 @@ const CHANGES: [&[&str]; 10] = [
     &["explain", "--memory", "1Gi"],
     &["resize", "db", "--memory", "1Gi"],
     &["release", "db"],
+    &["release", "--all"],
+    &["release", "--all", "--yes"],
     &["plan", "--memory", "1Gi"],
     &["rebalance", "--memory", "1Gi"],
     &["export-kubelet-state"],
@@ -298,8 +301,6 @@ async fn trial_leaves_no_guarantee() {
 
     let begun = host.dir.path().join("begun");
     let script = format!("touch {}", begun.display());
-    &["release", "--all"],
-    &["release", "--all", "--yes"],
     let (code, said) = run(server, &["trial", "/batch", "--cpus", "100", "--", "sh", "-c", &script]);
     assert!(code == 3 && said.starts_with("would be refused: CPUs: 100 requested, 7 free"), "{said}");
     assert!(!begun.exists(), "no benchmark runs");

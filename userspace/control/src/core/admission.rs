@@ -205,8 +205,8 @@ fn check(core: &Core, request: &Request, path: &CgroupPath) -> Result<Terms, Adm
     }
     let mut guarantees = core.store.state.guarantees.iter();
     if let Some((name, held)) = guarantees.find(|(_, held)| path.overlaps(&held.cgroup)) {
-        let problem = format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
-        let allowed = "a cgroup neither above nor below one that has an allocation";
+        let problem = format!("{path} overlaps with {}, which has the guarantee {name:?}", held.cgroup);
+        let allowed = "a cgroup neither above nor below one that has a guarantee";
         return Err(AdmissionError::conflict("target", problem, allowed));
     }
 

@@ -74,8 +74,7 @@ fn read_amounts(
     }
     for (&kind, &quantity) in container.requests.memory.iter().filter(|(_, quantity)| !quantity.is_zero()) {
         let resource = Resource::Memory(kind);
-        let number =
-            host.number_of(kind).ok_or(PlacementRefusal::UnknownMemoryKind { kind, requested: quantity })?;
+        let number = host.number_of(kind).ok_or(PlacementRefusal::UnknownMemoryKind(kind))?;
         amounts[number] =
             quantity.units().ok_or(PlacementRefusal::TooLarge { resource, amount: quantity })?;
     }

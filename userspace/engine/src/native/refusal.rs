@@ -44,7 +44,7 @@ pub enum PlacementRefusal {
     /// The free CPUs suffice, but whole cores do not add up to the request.
     CoresDoNotAddUp,
     /// The machine has no memory of this kind.
-    UnknownMemoryKind { kind: ZoneKind, requested: Quantity },
+    UnknownMemoryKind(ZoneKind),
     /// The amount exceeds every possible machine.
     TooLarge { resource: Resource, amount: Quantity },
     /// The sum over all containers exceeds every possible machine.
@@ -116,9 +116,7 @@ impl fmt::Display for PlacementRefusal {
             ),
             Self::UnmetTerm(problem) | Self::Cores(problem) => f.write_str(problem),
             Self::CoresDoNotAddUp => f.write_str("the free whole cores do not add up to the requested CPUs"),
-            Self::UnknownMemoryKind { kind, requested } => {
-                write!(f, "{kind} requested {requested}: no node has this kind of memory")
-            }
+            Self::UnknownMemoryKind(kind) => write!(f, "no node has {kind}"),
             Self::TooLarge { resource, amount } => {
                 write!(f, "{resource} requested {amount}: more than any machine has")
             }

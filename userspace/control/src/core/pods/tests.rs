@@ -219,7 +219,8 @@ fn refuses_too_large_account() {
     let mut ask = container("a", 2000);
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(1 << 20))].into();
     let error = placement::create(&mut bench.core, &ask, Attempt::First).unwrap_err();
-    assert!(error.to_string().starts_with("AccountTooLarge: the request of uid-a/c has 1048"), "{error}");
+    let said = error.to_string();
+    assert!(said.starts_with("the request takes 1048") && said.ends_with("(AccountTooLarge)"), "{said}");
     assert_eq!(pool(&bench), "0-7");
     assert!(bench.core.store.state.pods.is_empty());
     ask.pod.terms.labels = [("key".to_owned(), "x".repeat(8 << 10))].into();
@@ -245,7 +246,7 @@ fn requests_of_a_pod_are_limited() {
     let refused = (0..200).find_map(|number| create(number).err().map(|error| (number, error.to_string())));
     let (admitted, error) = refused.expect("a request is refused");
     assert!((25..=31).contains(&admitted), "{admitted}");
-    assert!(error.contains("the requests of its pod have"), "{error}");
+    assert!(error.contains("with this request, those of its pod take 3"), "{error}");
     let bytes = serde_json::to_vec(&bench.core.store.state.ledger).unwrap().len();
     assert!(bytes < 64 << 10, "{bytes}");
     let mut other = container("b", 1);

@@ -115,11 +115,12 @@ fn used_huge_pages_are_not_guaranteed() {
         panic!("it was admitted");
     };
     let message = describe_rejection(&rejection);
-    let expected = "node 1: hugepages-2Mi requested 1.0 GiB, free 424.0 MiB (600.0 MiB more are in use outside \
-                    the ledger)";
+    let expected = "node 1: hugepages-2Mi requested 1.0 GiB, free 424.0 MiB (600.0 MiB more are used by \
+                    workloads without a guarantee)";
     assert!(message.contains(expected), "{message}");
     assert_eq!(rejection.shortfalls.iter().map(|of| of.withheld >> 20).max(), Some(600));
-    let expected = "node 0: 512Mi of hugepages-2Mi are in use outside the ledger, and were not offered";
+    let expected =
+        "node 0: 512Mi of hugepages-2Mi are used by workloads without a guarantee, and were not offered";
     assert!(explanation.notes.contains(&expected.to_owned()), "{:?}", explanation.notes);
 
     bench.set_foreign_use(ZoneKind::Hugepages(SIZE), [512, 0]);

@@ -311,7 +311,8 @@ impl NriHandler {
         // The API server accepts 1024 bytes, and the list of free resources by node may be long: it comes last.
         let reason = &rejection.reason;
         let outlook = self.refusals.outlook(reason);
-        let mut message = format!("{reason}. {outlook} {}. Details: {text}.", fixes(reason));
+        let mut message =
+            format!("{} ({reason}). {outlook} {}. Details: {text}.", rejection.message, fixes(reason));
         for note in &explanation.notes {
             message = format!("{message} Note: {note}.");
         }
