@@ -186,6 +186,7 @@ quiet_guarantee peeked.service --cpus 1 --memory 64Mi
 sleep 2
 section "release of the locked map"
 cat $cgroups/system.slice/peeked.service/cpuset.mems
+expect_error "the guarantee cannot be released; the release is retried"
 timed numaward release peeked.service
 others 2
 cat $cgroups/system.slice/peeked.service/cpuset.mems

@@ -311,9 +311,12 @@ impl Cgroupfs {
     /// Writes `cpuset.mems`, which moves pages.
     fn move_pages(&self, step: &WriteStep) -> Result<MigrationState, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
-        let EnforcerOptions { proc, lock_wait, .. } = &self.options;
-        let checked = self.map_locks.check(proc, &step.cgroup, &dir, *lock_wait);
-        checked.map_err(|holder| EnforceError::MapLocked { cgroup: step.cgroup.clone(), holder })?;
+        // The kernel does nothing if the value is the same.
+        if !self.still_holds(step) {
+            let EnforcerOptions { proc, lock_wait, .. } = &self.options;
+            let checked = self.map_locks.check(proc, &step.cgroup, &dir, *lock_wait);
+            checked.map_err(|holder| EnforceError::MapLocked { cgroup: step.cgroup.clone(), holder })?;
+        }
         let (this, own, turn) = (self.clone(), step.clone(), self.turns.begin(step));
         let moving =
             migrate(&self.writers, &dir, self.nodes(step), None, self.options.migration_wait, move || {

@@ -146,8 +146,11 @@ fn restore_of_locked_cgroup_is_retried() {
         found: Some(unset(Knob::CpusetMems)),
         kind: DriftKind::Rewritten,
     };
+    bench.tree.enforcer.repair(&applied, &drift).expect("it holds the nodes already");
+    bench.tree.write_file("/a", "cpuset.mems", "0");
     let error = bench.tree.enforcer.repair(&applied, &drift).unwrap_err().to_string();
     assert!(error.contains(LOCKED), "{error}");
+    bench.tree.write_file("/a", "cpuset.mems", "1");
 
     let _reader = File::options().read(true).write(true).open(fifo).unwrap();
     let began = Instant::now();
