@@ -138,10 +138,11 @@ pub fn change_stored_state(state_directory: &Path, change: impl FnOnce(State) ->
 }
 
 /// Returns an enforcer for the hierarchy at `root`. With `systemd`, the cgroups of units are written through systemd.
-pub fn enforcer(root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
+pub fn enforcer(config: &Config, root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
     let mut options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     // A busy host does not decide which threads are read.
     options.thread_time = Duration::from_mins(1);
+    options.proc = config.host_root.join("proc");
     Enforcer::new(root.to_owned(), systemd, options)
 }
 
@@ -154,7 +155,7 @@ pub fn reconciler(
     systemd: Option<Systemd>,
 ) -> (ReconcilerHandle, JoinHandle<()>, CancellationToken) {
     let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
-    let enforcer = enforcer(root, &ports.host.machine(), systemd);
+    let enforcer = enforcer(config, root, &ports.host.machine(), systemd);
     let (reconciler, thread) =
         start(config, hierarchy, enforcer, ports, ControlMetrics::default(), watch, stop.clone()).unwrap();
     (reconciler, thread, stop)

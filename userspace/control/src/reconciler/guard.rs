@@ -99,6 +99,9 @@ pub(super) struct Guard {
     recovering_since: BTreeMap<NodeId, Instant>,
     /// Times of the next attempts to restore the nodes of a cgroup.
     retries: BTreeMap<CgroupPath, Retry>,
+    /// Times of the next attempts to steer a workload with settings that could not be written. Until then, it counts as one that
+    /// cannot be steered, so that others are tried.
+    failed: BTreeMap<CgroupPath, Retry>,
     /// Memory policies of workloads; empty while no node is low.
     policies: PolicyReader,
     crowding: Crowding,
@@ -114,6 +117,7 @@ impl Guard {
             were_low: NodeSet::new(),
             recovering_since: BTreeMap::new(),
             retries: BTreeMap::new(),
+            failed: BTreeMap::new(),
             policies: PolicyReader::new("policies", stop.clone()),
             crowding: Crowding::default(),
             reclaim: Reclaim::new(stop),
@@ -144,6 +148,7 @@ impl Guard {
             self.policies.known.clear();
         }
         self.policies.known.retain(|path, (id, _)| is_same_cgroup(core, path, *id));
+        self.failed.retain(|path, _| headroom.others.iter().any(|workload| workload.cgroup == *path));
         self.were_low.extend(low.iter());
         let steered: BTreeSet<NodeId> = core.store.state.steered().values().flat_map(NodeSet::iter).collect();
         // The first checks after a start do not know the guarantees and do not list the nodes. The ledger knows them.
@@ -176,7 +181,7 @@ impl Guard {
             if last.is_some_and(|last| now.duration_since(*last) < SETTLE_TIME) {
                 continue;
             }
-            match self.steer_one(core, &headroom.others, &mut spare, of) {
+            match self.steer_one(core, &headroom.others, &mut spare, of, now) {
                 SteerOutcome::Steered => drop(self.steered_at.insert(of.node, now)),
                 SteerOutcome::ReadingPolicies | SteerOutcome::PoliciesUnknown => {}
                 SteerOutcome::Stuck => stuck.extend([of.node]),
@@ -208,6 +213,7 @@ impl Guard {
         workloads: &[UnguaranteedWorkload],
         spare: &mut BTreeMap<NodeId, Bytes>,
         of: &NodeHeadroom,
+        now: Instant,
     ) -> SteerOutcome {
         let (node, guaranteed_pods) = (of.node, guaranteed_pods(core));
         let mut candidates: Vec<&UnguaranteedWorkload> =
@@ -217,10 +223,11 @@ impl Guard {
         for workload in candidates {
             let cgroup = &workload.cgroup;
             let is_steered = core.store.state.steered().get(cgroup).is_some_and(|off| off.contains(node));
-            if is_steered || !is_steerable(core, &guaranteed_pods, workload) {
+            let has_failed = self.failed.get(cgroup).is_some_and(|retry| !retry.is_due(now));
+            if is_steered || has_failed || !is_steerable(core, &guaranteed_pods, workload) {
                 continue;
             }
-            match self.steer_off(core, spare, workload, node) {
+            match self.steer_off(core, spare, workload, node, now) {
                 Ok(None) => return SteerOutcome::ReadingPolicies,
                 Ok(Some(allowed)) => {
                     let message = format!(
@@ -250,6 +257,7 @@ impl Guard {
         spare: &mut BTreeMap<NodeId, Bytes>,
         workload: &UnguaranteedWorkload,
         node: NodeId,
+        now: Instant,
     ) -> Result<Option<NodeSet>, SteeringError> {
         let cgroup = &workload.cgroup;
         let mut off = core.store.state.steered().get(cgroup).cloned().unwrap_or_default();
@@ -278,7 +286,12 @@ impl Guard {
         let PolicyFinding { policies, untouched, is_unknown } = finding;
         policies.map_err(|reason| SteeringError { reason, is_unknown })?;
         huge_pages::check_untouched(core, untouched, &allowed).map_err(|shortage| shortage.to_string())?;
-        narrowing::keep_off(core, cgroup, &off).map_err(|error| error.to_string())?;
+        if let Err(error) = narrowing::keep_off(core, cgroup, &off) {
+            let retry = self.failed.entry(cgroup.clone());
+            retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
+            return Err(error.to_string().into());
+        }
+        self.failed.remove(cgroup);
         // The kernel decides how the memory is distributed, so each node is charged with all of it.
         for (_, spare) in spare.iter_mut().filter(|(node, _)| allowed.contains(**node)) {
             spare.0 = spare.0.saturating_sub(resident.0);
@@ -684,6 +697,26 @@ mod tests {
     }
 
     #[test]
+    fn locked_workload_delays_no_other() {
+        let mut bench = GuardBench::new(&["locked", "hog"]);
+        bench.process("locked", 77, &[]);
+        let fifo = bench.dir.path().join("proc/77/clear_refs");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .unwrap();
+        bench.check(true, [-10, 1000], &[("locked", 200), ("hog", 100)]);
+        assert_eq!(["locked", "hog"].map(|of| bench.mems(of)), ["", "0"]);
+        assert!(bench.reported().contains("keeps its memory map locked"), "{}", bench.reported());
+        let tried_once = bench.guard().failed.values().all(|retry| retry.is_due(bench.now + FIRST_RETRY));
+        assert!(tried_once && bench.guard().failed.len() == 1);
+        let lock = fs::File::options().read(true).write(true).open(&fifo).unwrap();
+        while bench.mems("locked").is_empty() {
+            bench.check(true, [-10, 1000], &[("locked", 200)]);
+        }
+        assert!(bench.guard().failed.is_empty());
+        drop(lock);
+    }
+
+    #[test]
     fn spares_unreadable_policy() {
         let mut bench = GuardBench::new(&["hidden"]);
         fs::write(bench.root().join("hidden/cgroup.procs"), "0\n").unwrap();
@@ -898,10 +931,10 @@ mod tests {
         });
         let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
             bench.reconciler.as_mut().unwrap();
-        let mut spare = BTreeMap::from([(NodeId(0), Bytes::mib(150))]);
+        let (mut spare, now) = (BTreeMap::from([(NodeId(0), Bytes::mib(150))]), Instant::now());
         let steered = others.map(|other| {
             loop {
-                match guard.steer_off(core, &mut spare, &other, NodeId(1)) {
+                match guard.steer_off(core, &mut spare, &other, NodeId(1), now) {
                     Ok(None) => drop(guard.policies.take()),
                     done => return done.map_err(|obstacle| obstacle.reason),
                 }

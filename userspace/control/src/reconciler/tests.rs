@@ -96,7 +96,7 @@ fn request(name: &str, cpus: u32) -> Request {
 
 /// Returns a reconciler without its thread.
 pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<TestHost>) -> ReconcilerLoop {
-    let enforcer = fixture::enforcer(root, &host.machine(), None);
+    let enforcer = fixture::enforcer(config, root, &host.machine(), None);
     let core = Core::open(
         config,
         Hierarchy::at(root),

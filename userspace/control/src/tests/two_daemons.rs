@@ -12,7 +12,7 @@ async fn refuses_second_daemon() {
     let second_stop = CancellationToken::new();
     let second = || {
         let config = Config { state_directory: bench.dir.path().join("other"), ..Config::default() };
-        let enforcer = fixture::enforcer(&root, &bench.host.machine(), None);
+        let enforcer = fixture::enforcer(&config, &root, &bench.host.machine(), None);
         let (ports, metrics) = (Ports::new(bench.host.clone()), ControlMetrics::default());
         start(&config, Hierarchy::at(&root), enforcer, ports, metrics, None, second_stop.clone())
     };

@@ -44,7 +44,7 @@ impl ExecutionBench {
             fixture::cgroup(&root.join(path), &host.machine());
         }
         let config = Config { state_directory: dir.path().join("state"), ..config };
-        let enforcer = fixture::enforcer(&root, &host.machine(), None);
+        let enforcer = fixture::enforcer(&config, &root, &host.machine(), None);
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
         let core =
             Core::open(&config, hierarchy, enforcer, Ports::new(host.clone()), ControlMetrics::default());

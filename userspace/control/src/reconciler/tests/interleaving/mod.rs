@@ -76,7 +76,7 @@ fn run_daemon(config: &Config, root: &Path, host: &Arc<TestHost>, shared: &Share
     lock(shared).begin();
     let watched = shared.clone();
     fault::watch(Some(Box::new(move |name| lock(&watched).reach_crash_point(name))));
-    let enforcer = fixture::enforcer(root, &host.machine(), None);
+    let enforcer = fixture::enforcer(config, root, &host.machine(), None);
     let core = Core::open(
         config,
         Hierarchy::at(root),
