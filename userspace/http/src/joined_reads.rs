@@ -41,6 +41,20 @@ struct RouteReads {
     waiting: Option<Shared<BoxFuture<'static, ReadResult>>>,
 }
 
+/// Guard of a read that has not begun: no request joins it after it is dropped.
+struct WaitingRead {
+    reads: JoinedReads,
+    route: &'static str,
+}
+
+impl Drop for WaitingRead {
+    fn drop(&mut self) {
+        if let Some(reads) = self.reads.0.lock().get_mut(self.route) {
+            reads.waiting = None;
+        }
+    }
+}
+
 impl JoinedReads {
     /// Returns the result of `work`, or of that of another request for the same route, which begins after this call. The
     /// work continues if no client waits for it any more.
@@ -66,11 +80,9 @@ impl JoinedReads {
         pool: BlockingPool,
         work: impl FnOnce() -> ReadResult + Send + 'static,
     ) -> Shared<BoxFuture<'static, ReadResult>> {
-        let routes = self.0.clone();
+        let waiting = WaitingRead { reads: self.clone(), route };
         let work = move || {
-            if let Some(reads) = routes.lock().get_mut(route) {
-                reads.waiting = None;
-            }
+            drop(waiting);
             work()
         };
         let read = tokio::spawn(async move {
@@ -95,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    const PAUSE: Duration = Duration::from_millis(50);
+    const SETTLE_TIME: Duration = Duration::from_millis(50);
 
     #[tokio::test(flavor = "multi_thread")]
     async fn waiting_requests_share_next_read() {
@@ -116,10 +128,10 @@ mod tests {
             })
         };
         let first = ask("same");
-        sleep(PAUSE).await;
+        sleep(SETTLE_TIME).await;
         // They came after the first read had begun.
         let mut later: Vec<_> = (0..40).map(|_| ask("same")).collect();
-        sleep(PAUSE).await;
+        sleep(SETTLE_TIME).await;
         later.drain(..20).for_each(|request| request.abort());
         assert_eq!(count.load(Ordering::Relaxed), 1, "one read of a route is in progress");
         release.send(()).unwrap();
@@ -146,7 +158,7 @@ mod tests {
             };
             tokio::spawn(async move { joined.run("hung", &pool, hang).await });
         }
-        sleep(PAUSE).await;
+        sleep(SETTLE_TIME).await;
         assert!(joined.run("other", &pool, || Ok(Bytes::new())).await.is_ok());
         drop(release);
     }

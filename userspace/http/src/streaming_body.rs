@@ -71,7 +71,9 @@ pub(crate) async fn scrape(
             let is_wanted = place.as_ref().is_some_and(ScrapePlace::is_wanted);
             stalled().saturating_sub(before) < if is_wanted { MAX_STALLED } else { TIME_LIMIT }
         };
-        let send = |piece| runtime.block_on(send_piece(&sender, piece, may_wait));
+        // A client that takes each piece in time may be slow nevertheless.
+        let is_slow = || stalled().saturating_sub(before) >= TIME_LIMIT;
+        let send = |piece| !is_slow() && runtime.block_on(send_piece(&sender, piece, may_wait));
         if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {
             send(Piece::End);
         }
