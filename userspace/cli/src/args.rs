@@ -61,14 +61,14 @@ impl Cli {
             Command::Resize(ResizeArgs { memory, memory_limit, .. }) => (None, memory, memory_limit),
             _ => return Ok(self),
         };
+        let units = |quantity: &str| quantity.parse::<Quantity>().ok().and_then(Quantity::units);
         let problem = match (cpus, memory, limit) {
             (Some(cpus), None, _) if cpus.0.whole_cpus().is_none() => format!(
                 "--cpus {cpus} is not a whole number, so the CPUs are shared and nothing is guaranteed: add --memory, or give a whole number \
                  of CPUs"
             ),
             (_, Some(memory), Some(limit))
-                if limit.parse::<Quantity>().ok().and_then(Quantity::units)
-                    < memory.parse::<Quantity>().ok().and_then(Quantity::units) =>
+                if units(limit).zip(units(memory)).is_some_and(|(limit, memory)| limit < memory) =>
             {
                 format!("--memory-limit {limit} is less than the guaranteed memory, --memory {memory}")
             }

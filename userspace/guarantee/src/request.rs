@@ -532,12 +532,12 @@ mod tests {
                     asked.target = api::Target::Cgroup("/a".to_owned());
                 },
                 "memory",
-                "nothing to guarantee",
+                "nothing is guaranteed",
             ),
             (
                 |asked| (asked.memory, asked.cpus) = (None, "1500m".parse().ok()),
                 "memory",
-                "nothing to guarantee",
+                "nothing is guaranteed",
             ),
             (
                 |asked| (asked.placement.hide_siblings, asked.cpus) = (true, None),
