@@ -133,7 +133,7 @@ fn is_empty(dir: &Path) -> bool {
     is_empty && dirs.is_complete()
 }
 
-/// Calls `visit` for each process of a cgroup; in a threaded one, whose processes the kernel does not list, for each thread. Returns
+/// Calls `visit` for each process of a cgroup, or for each thread of a threaded one, where the kernel lists no processes. Returns
 /// false if they cannot be read although the cgroup exists.
 fn visit_present(dir: &Path, mut visit: impl FnMut(u32)) -> bool {
     let mut visited = |id| {

@@ -99,8 +99,8 @@ pub(super) struct Guard {
     recovering_since: BTreeMap<NodeId, Instant>,
     /// Times of the next attempts to restore the nodes of a cgroup.
     retries: BTreeMap<CgroupPath, Retry>,
-    /// Times of the next attempts to steer a workload with settings that could not be written. Until then, it counts as one that
-    /// cannot be steered, so that others are tried.
+    /// Times of the next attempts to steer a workload with settings that could not be written. Until then, the guard tries
+    /// another workload.
     failed: BTreeMap<CgroupPath, Retry>,
     /// Memory policies of workloads; empty while no node is low.
     policies: PolicyReader,

@@ -99,7 +99,7 @@ fn threaded_cgroup_is_checked() {
     assert!(error.contains(LOCKED), "{error}");
 }
 
-/// More cgroups than checks hang: the others need none.
+/// It is also written while as many checks hang as may run.
 #[test]
 fn empty_cgroup_needs_no_check() {
     let bench = LockBench::new();

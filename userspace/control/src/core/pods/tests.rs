@@ -370,7 +370,7 @@ fn containers_follow_their_limited_claim() {
     let (_, cpus, ..) = state(&bench);
     assert!(["4-5", "5-6", "4,6"].contains(&cpus.as_str()), "{cpus}");
     assert_eq!(claims::limit(&mut bench.core, "uid-a", Some(&requests(2000, 1))).unwrap(), []);
-    // A claim without CPUs shares those of others. The memory that it keeps need not be free.
+    // A claim without CPUs uses shared CPUs. The memory that it keeps need not be free.
     let withheld = BTreeMap::from([(ZoneKind::Memory, BTreeMap::from([(NodeId(1), Bytes::gib(4))]))]);
     let tight = Arc::new(HostConditions { withheld, ..HostConditions::default() });
     bench.core.store.state.ledger.set_conditions(tight);
