@@ -152,7 +152,7 @@ impl HostDirectory {
         let source = CgroupSource::Directory(root.clone().into());
         let mut threads = spawn(&observer, source, latches, &heartbeats, &stop)?;
         let ports = Ports { heartbeats: heartbeats.clone(), ..Ports::new(observer.clone()) };
-        let enforcer = testing::enforcer(&root, &observer.machine(), None);
+        let enforcer = testing::enforcer(&config, &root, &observer.machine(), None);
         // Without the privilege for fanotify, knobs are polled.
         let watch = KnobWatch::new(&root).ok();
         let hierarchy = Hierarchy::at(&root);
