@@ -390,6 +390,7 @@ async fn hanging_files_delay_file_readers_only() {
     daemon.router =
         router(daemon.app.clone(), Some(Arc::new(move || held.clone())), None, HostNames::new(&[]));
     let file = daemon.root.path().join("sys/devices/system/node/node0/meminfo");
+    let text = fs::read_to_string(&file).unwrap();
     fs::remove_file(&file).unwrap();
     mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
     let get = |path| daemon.router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
@@ -402,8 +403,11 @@ async fn hanging_files_delay_file_readers_only() {
         timeout(Duration::from_secs(10), get("/api/v1/allocations")),
         timeout(Duration::from_secs(10), get("/api/v1/events")),
     );
-    // Ends the hanging reads.
-    drop(fs::File::options().write(true).open(&file).unwrap());
+    // Ends the hanging read. The next one, which the other requests share, reads the file.
+    let fifo = fs::File::options().write(true).open(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, text).unwrap();
+    drop(fifo);
     for answer in [allocations, events] {
         assert_eq!(answer.unwrap().unwrap().status(), StatusCode::OK);
     }
