@@ -17,6 +17,8 @@ held=$cgroups/numaward/held
 export NUMAWARD_STATE_DIRECTORY=/state
 expect_error "not all guarantees could be enforced again"
 expect_error "a damaged ledger was set aside"
+# Reported if no other drift of the workload was in the minute before.
+allow_error "another program keeps writing it, and its value is kept"
 
 mkdir /state
 # Too small from the beginning.
