@@ -37,7 +37,7 @@ numaward stacks remote --node 0 2>/dev/null
 section "remote as JSON"
 numaward stacks remote -o json 2>/dev/null
 section "remote for pprof"
-numaward stacks remote -o pprof 2>/dev/null | gunzip | tr -c '[:print:]' '\n'
+numaward stacks remote -o pprof 2>/dev/null | gunzip | tr -c ' -~' '\n'
 section "counted"
 ask /metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
 section "local"
