@@ -33,12 +33,10 @@ fn assert_memory_is_bounded(report: &ScriptReport, section: &str) {
 /// Precedes each script.
 const WATCH: &str = include_str!("doors_watch.sh");
 
-/// Checks that the daemon answered within a second throughout, where the time is that of the machine.
-fn assert_answers_in_time(bench: &TestEnvironment, report: &ScriptReport) {
+/// Checks that the daemon answered within a second throughout.
+fn assert_answers_in_time(report: &ScriptReport) {
     assert_eq!(report.section("latest answers in milliseconds").lines().count(), 5, "{report}");
-    if Clock::of_kernel(bench.kernel().arch(), bench.kernel().name()) == Clock::Instructions {
-        assert_eq!(report.section("late"), "", "/livez is answered within a second:\n{report}");
-    }
+    assert_eq!(report.section("late"), "", "/livez is answered within a second:\n{report}");
 }
 
 /// Loads the modules by which the kernel finds the user of a client among any number of sockets.
@@ -130,7 +128,10 @@ fn unprivileged_users_get_no_access() {
     assert!(after.ends_with("ok\nrestarts 0"), "{after}");
     let cpus = after.lines().rev().nth(2).unwrap();
     assert_eq!(report.section("regions of the flood"), "code 0", "{report}");
-    assert_answers_in_time(&bench, &report);
+    // In real time, a busy host delays the answers of the machine.
+    if Clock::of_kernel(bench.kernel().arch(), bench.kernel().name()) == Clock::Instructions {
+        assert_answers_in_time(&report);
+    }
     assert_memory_is_bounded(&report, "peak");
     assert_eq!(report.section("after six kills"), format!("0\n{cpus}\nactive"), "{report}");
     report.section("end");
@@ -203,7 +204,7 @@ fn floods_of_one_user_delay_no_other() {
     assert_eq!(shared, "code 0\ncode 0\ncode 0\nstill tries", "{report}");
     let answers: u32 = report.section("answers at the shared address").parse().unwrap();
     assert!(answers > 50, "{answers}");
-    assert_answers_in_time(&bench, &report);
+    assert_answers_in_time(&report);
     for section in ["peak before the restart", "peak"] {
         assert_memory_is_bounded(&report, section);
     }
@@ -268,7 +269,7 @@ fn hung_workloads_hold_no_place() {
     let after = report.section("after the end of both");
     assert_eq!(after.matches("code 0").count(), 2, "{after}");
     assert!(after.ends_with("restarts 0"), "{after}");
-    assert_answers_in_time(&bench, &report);
+    assert_answers_in_time(&report);
     assert_memory_is_bounded(&report, "peak");
     report.section("end");
 }

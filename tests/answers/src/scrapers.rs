@@ -1,4 +1,4 @@
-//! Clients that read again and again.
+//! Clients that read continuously.
 
 use std::{
     sync::{
@@ -6,7 +6,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -19,9 +19,6 @@ const PATHS: [&str; 2] = ["/api/v1/workloads", "/metrics"];
 const CPU: usize = 3;
 /// The interval between a refusal and the next request of a client.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// The interval between an answer and the next request of a client, as of a Prometheus server. So many clients still ask for
-/// more than the daemon can give, but one that was answered does not take the place of one that was refused.
-const READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reads from the public address.
 pub(crate) fn get(path: &str) -> Result<String> {
@@ -47,13 +44,11 @@ impl ScraperState {
             Reply::Whole(200, body) => {
                 self.answers[client].fetch_add(1, Ordering::Relaxed);
                 self.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
-                drop(body);
-                self.pause(READ_INTERVAL);
             }
             // The daemon limits the connections of one address, and the answers that wait to be read.
             Reply::Closed | Reply::Whole(503, _) => {
                 self.refusals.fetch_add(1, Ordering::Relaxed);
-                self.pause(RETRY_INTERVAL);
+                thread::sleep(RETRY_INTERVAL);
             }
             other => {
                 let text = format!("{path}: {other:?}");
@@ -62,14 +57,6 @@ impl ScraperState {
             }
         }
         Ok(())
-    }
-
-    /// Waits for an interval, or until the clients stop.
-    fn pause(&self, interval: Duration) {
-        let start = Instant::now();
-        while start.elapsed() < interval && !self.stop.load(Ordering::Relaxed) {
-            thread::sleep(RETRY_INTERVAL);
-        }
     }
 }
 

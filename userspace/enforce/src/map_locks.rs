@@ -37,6 +37,7 @@ use super::{detached_reads::DetachedReads, pages::has_ended};
 
 /// Maximum number of checks in progress, including those that hang.
 const MAX_CHECKS: usize = 64;
+
 /// The checks in progress. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct MapLocks {
