@@ -24,6 +24,7 @@ use numaward_http::{
 };
 use numaward_kube::{
     api::Pods,
+    nri::Options,
     pod::{NoPods, PodSource},
 };
 use numaward_model::health::{EndedThread, Heartbeat, Heartbeats, Readiness};
@@ -443,7 +444,8 @@ fn start_placing(
     tokio::spawn(stop.clone().run_until_cancelled_owned(reporting).boxed());
     let described = (pods, cluster.claims());
     let settings = (config, cluster.settings());
-    let plugin = nri::plugin(settings, reconciler, observer.clone(), described, counted, stop);
+    let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
+    let plugin = nri::plugin(options, settings, reconciler, observer.clone(), described, counted, stop);
     let noting = nri::note_runtime(plugin.status(), observer.clone());
     tokio::spawn(stop.clone().run_until_cancelled_owned(noting).boxed());
     tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());

@@ -55,6 +55,7 @@ pub use self::{metrics::NriMetrics, refusals::Refusals, room_events::report_move
 /// Creates the plugin, which places containers when it runs, and starts its background tasks, which end with `stop`. `kubernetes` has the
 /// present settings. Must be called within a runtime of tokio.
 pub fn plugin(
+    options: Options,
     (config, kubernetes): (&Config, watch::Receiver<Kubernetes>),
     reconciler: ReconcilerHandle,
     host: Arc<dyn ObservedHost>,
@@ -90,7 +91,6 @@ pub fn plugin(
         policies,
         own_pins: own_pins::OwnPins::default(),
     };
-    let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
     let plugin = Plugin::new(options, Arc::new(handler));
     // The cell is new, so it cannot be set yet.
     let _ = runtime.set(plugin.status());

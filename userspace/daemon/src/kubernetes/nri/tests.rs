@@ -37,6 +37,7 @@ use numaward_kube::{
     api::ClaimReader,
     cgroup_path,
     nri::{
+        Options,
         fake::{self, ContainerSpec, FakeRuntime, PodSpec},
         types::{self, Online},
     },
@@ -50,6 +51,9 @@ use tokio_util::sync::CancellationToken;
 use super::{NriMetrics, Refusals, plugin};
 
 const PLUGIN: &str = "90-numaward";
+
+/// Time limit of an answer in tests that are not about late ones: a busy host may delay any.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Source of pods in place of an API server.
 #[derive(Default)]
@@ -123,7 +127,11 @@ impl NriBench {
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(16).memory(Bytes::gib(64));
         // The first core (CPU 0) is reserved for the system.
         let machine = machine.build().unwrap();
-        let runtime = FakeRuntime::new(runtime(Online::from(&machine)));
+        let runtime = FakeRuntime::new(fake::FakeRuntimeConfig {
+            registration_timeout: ANSWER_TIMEOUT,
+            request_timeout: ANSWER_TIMEOUT,
+            ..runtime(Online::from(&machine))
+        });
         let config = Config {
             state_directory: dir.path().join("state"),
             host_root: dir.path().to_owned(),
@@ -164,7 +172,13 @@ impl NriBench {
             NriMetrics::default(),
             Refusals::new(kubernetes.subscribe(), self.config.strategy == StrategyKind::Native),
         );
+        let options = Options {
+            plugin: self.config.kubernetes.nri.clone(),
+            answer_within: ANSWER_TIMEOUT,
+            ..Options::default()
+        };
         let plugin = plugin(
+            options,
             (&self.config, kubernetes.subscribe()),
             reconciler.clone(),
             self.host.clone(),
