@@ -556,15 +556,18 @@ async fn unreadable_pod_is_ignored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn survives_garbage_in_watch() {
     let run = run().await;
-    run.synced().await;
-    run.server.send_garbage();
-    run.wait("the error", |run| {
-        let errors = run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"malformed\"}");
-        (errors >= 1).then_some(())
-    })
-    .await;
-    run.server.put_pod(pod("a", "1", "n1"));
-    run.pod("1").await;
+    let endless = "x".repeat(17 << 20);
+    for (number, (garbage, reason)) in
+        [("not JSON\n", "malformed"), (&endless, "too_large")].into_iter().enumerate()
+    {
+        run.synced().await;
+        run.server.send_garbage(garbage.to_owned());
+        let errors = format!("kubernetes_api_errors_total{{operation=\"watch_pods\",reason=\"{reason}\"}}");
+        run.wait("the error", |run| (run.metric(&errors) >= 1).then_some(())).await;
+        let uid = number.to_string();
+        run.server.put_pod(pod(&uid, &uid, "n1"));
+        run.pod(&uid).await;
+    }
     run.synced().await;
 }
 

@@ -172,9 +172,9 @@ impl FakeApiServer {
         });
     }
 
-    /// Sends a line that is not JSON to all watches.
-    pub fn send_garbage(&self) {
-        self.change(|inner| inner.log.push((inner.version, "GARBAGE", Value::Null)));
+    /// Sends a text to all watches.
+    pub fn send_garbage(&self, text: String) {
+        self.change(|inner| inner.log.push((inner.version, "GARBAGE", Value::String(text))));
     }
 
     /// Forgets all changes: a watch from an older version is answered with 410.
@@ -446,7 +446,7 @@ fn watch_objects(
 
 fn line(kind: &str, object: &Value) -> String {
     match kind {
-        "GARBAGE" => "not JSON\n".to_owned(),
+        "GARBAGE" => object.as_str().unwrap_or_default().to_owned(),
         // The API server writes the type first.
         _ => format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"),
     }

@@ -21,8 +21,8 @@ use super::{
     object::{ApiObject, Fields},
 };
 
-/// Maximum size of an item in bytes. An object of the API server has 1.5 MiB at most, and up to six times as much as JSON.
-const MAX_ITEM_BYTES: usize = 16 << 20;
+/// Maximum size of an object in bytes. An object of the API server has 1.5 MiB at most, and up to six times as much as JSON.
+pub(super) const MAX_OBJECT_BYTES: usize = 16 << 20;
 /// Maximum size of the text around the items in bytes. The rest is ignored, so the text cannot be parsed.
 const MAX_LIST_BYTES: usize = 64 << 10;
 /// Number of open brackets between two items: that of the list, and that of the items.
@@ -64,9 +64,9 @@ pub(super) async fn read_page<T: Fields>(
 }
 
 fn object<T: Fields>(item: &[u8]) -> ApiObject<T> {
-    if item.len() > MAX_ITEM_BYTES {
+    if item.len() > MAX_OBJECT_BYTES {
         let kind = <ApiObject<T>>::KIND;
-        return ApiObject::unreadable(format!("a {kind} of more than {} MiB", MAX_ITEM_BYTES >> 20));
+        return ApiObject::unreadable(format!("a {kind} of more than {} MiB", MAX_OBJECT_BYTES >> 20));
     }
     match str::from_utf8(item) {
         Ok(text) => ApiObject::parse(text),
@@ -105,7 +105,7 @@ impl ItemSplitter {
                 self.is_in_items = false;
             }
             let (target, max) = if self.is_in_items {
-                (&mut self.item, MAX_ITEM_BYTES + 1)
+                (&mut self.item, MAX_OBJECT_BYTES + 1)
             } else {
                 (&mut self.list, MAX_LIST_BYTES)
             };
@@ -180,9 +180,9 @@ mod tests {
 
     #[test]
     fn large_texts_are_cut() {
-        let item = "x".repeat(MAX_ITEM_BYTES + 10);
+        let item = "x".repeat(MAX_OBJECT_BYTES + 10);
         let (items, _) = split(&format!(r#"{{"items":["{item}",{{}}]}}"#), 8192);
-        assert_eq!(items.iter().map(String::len).collect::<Vec<_>>(), [MAX_ITEM_BYTES + 1, 2]);
+        assert_eq!(items.iter().map(String::len).collect::<Vec<_>>(), [MAX_OBJECT_BYTES + 1, 2]);
         let (_, list) = split(&"[".repeat(MAX_LIST_BYTES + 10), 8192);
         assert_eq!(list.len(), MAX_LIST_BYTES);
     }

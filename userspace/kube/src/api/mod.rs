@@ -38,9 +38,11 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt as _, future::BoxFuture};
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::{HeaderValue, Request, Response, Uri, header::AUTHORIZATION};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited, StreamBody, combinators::UnsyncBoxBody};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
@@ -65,7 +67,10 @@ pub use self::{
     pods::Pods,
     taint::{TaintRemover, TaintTiming},
 };
-use self::{events::EventRecorder, list::AnswerStream};
+use self::{
+    events::EventRecorder,
+    list::{AnswerStream, MAX_OBJECT_BYTES},
+};
 pub(crate) use self::{metrics::Operation, node::node_uid};
 
 /// Parses a pod of the Kubernetes node `n` from the API server's JSON.
@@ -212,19 +217,48 @@ fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch="))
 }
 
+type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
+
 /// Sends a request and waits for the whole answer. For a watch and an [`AnswerStream`]: for the start of the answer.
-async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response<Body>, BoxError> {
-    let is_streamed = is_watch(&request) || request.extensions().get::<AnswerStream>().is_some();
+async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response<AnswerBody>, BoxError> {
+    let (is_watch, is_streamed) = (is_watch(&request), request.extensions().get::<AnswerStream>().is_some());
     let answer = async {
-        let answer = client.send(request).await?;
-        if is_streamed && answer.status().is_success() {
-            return Ok(answer);
-        }
-        let (head, body) = answer.into_parts();
-        let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(kube::Error::Service)?;
-        Ok::<_, kube::Error>(Response::from_parts(head, Body::from(body.to_bytes())))
+        let (head, body) = client.send(request).await?.into_parts();
+        let body = if !head.status.is_success() || !(is_watch || is_streamed) {
+            let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(kube::Error::Service)?;
+            Full::from(body.to_bytes()).map_err(|never| match never {}).boxed_unsync()
+        } else if is_watch {
+            with_limited_lines(body)
+        } else {
+            body.map_err(BoxError::from).boxed_unsync()
+        };
+        Ok::<_, kube::Error>(Response::from_parts(head, body))
     };
     Ok(timeout(REQUEST_TIMEOUT, answer).await??)
+}
+
+/// Error of a line in a watch that is longer than any event.
+#[derive(Debug, thiserror::Error)]
+#[error("a line of the watch has more than {} MiB", MAX_OBJECT_BYTES >> 20)]
+struct LineLengthError;
+
+/// Returns the body of a watch, which fails at a line that is larger than any event.
+fn with_limited_lines(body: Body) -> AnswerBody {
+    let mut length = 0;
+    let limited = body.into_data_stream().map(move |data| {
+        let data = data?;
+        for part in data.split_inclusive(|&byte| byte == b'\n') {
+            length += part.len();
+            if length > MAX_OBJECT_BYTES {
+                return Err(BoxError::from(LineLengthError));
+            }
+            if part.ends_with(b"\n") {
+                length = 0;
+            }
+        }
+        Ok(Frame::data(data))
+    });
+    StreamBody::new(limited).boxed_unsync()
 }
 
 /// Returns the client with a rate limit: at most `requests` in each `period`.
@@ -259,7 +293,7 @@ pub(crate) enum Cause {
     Connection,
     /// The answer cannot be parsed.
     Malformed,
-    /// The answer has more than [`MAX_ANSWER_BYTES`].
+    /// The answer has more than [`MAX_ANSWER_BYTES`], or an event of a watch more than [`MAX_OBJECT_BYTES`].
     TooLarge,
 }
 
@@ -312,7 +346,7 @@ impl fmt::Display for RequestError {
 
 impl From<kube::Error> for RequestError {
     fn from(error: kube::Error) -> Self {
-        let cause = match &error {
+        let mut cause = match &error {
             kube::Error::Api(status) => return Self::from_status(status),
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => Cause::Malformed,
             kube::Error::Auth(_) => Cause::Unauthorized,
@@ -337,6 +371,9 @@ impl From<kube::Error> for RequestError {
             if !message.contains(&text) {
                 message.push_str(": ");
                 message.push_str(&text);
+            }
+            if error.is::<LineLengthError>() {
+                cause = Cause::TooLarge;
             }
             source = error.source();
         }
