@@ -280,18 +280,20 @@ mod tests {
         assert_eq!(describe(&next).containers[1..], imported.containers);
     }
 
-    /// The files were written with a feature gate that is off in the importing configuration.
-    #[test]
-    fn imports_pod_level_resources() {
-        let dir = tempfile::tempdir().unwrap();
-        let gated = Config {
+    /// Returns the configuration of a kubelet with resources of pods as a whole.
+    fn gated(dir: &Path) -> Config {
+        Config {
             strategy: StrategyKind::Kubelet,
             topology_manager_policy: Some(TopologyManagerPolicy::Restricted),
             topology_manager_scope: Some(TopologyManagerScope::Pod),
             feature_gates: [(POD_LEVEL_MANAGERS.to_owned(), true)].into(),
-            ..config(dir.path())
-        };
-        let strategy = policy::kubelet(&gated, &machine()).unwrap();
+            ..config(dir)
+        }
+    }
+
+    /// Writes the state files of a kubelet with one pod, which has three CPUs and 2 GiB as a whole.
+    fn pod_level_state_files(dir: &Path) {
+        let strategy = policy::kubelet(&gated(dir), &machine()).unwrap();
         let gib = |cpus, gib| {
             Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0))
         };
@@ -308,10 +310,17 @@ mod tests {
         let decision = strategy.admit(&strategy.idle(), &request);
         decision.outcome.unwrap();
         let checkpoints = strategy.checkpoints(&decision.ledger);
-        fs::write(dir.path().join(CPU_STATE), checkpoints.cpus.unwrap().write().unwrap()).unwrap();
-        fs::write(dir.path().join(MEMORY_STATE), checkpoints.memory.unwrap().write().unwrap()).unwrap();
+        fs::write(dir.join(CPU_STATE), checkpoints.cpus.unwrap().write().unwrap()).unwrap();
+        fs::write(dir.join(MEMORY_STATE), checkpoints.memory.unwrap().write().unwrap()).unwrap();
+    }
 
-        let config = Config { feature_gates: BTreeMap::new(), ..gated.clone() };
+    /// The files were written with a feature gate that is off in the importing configuration.
+    #[test]
+    fn imports_pod_level_resources() {
+        let dir = tempfile::tempdir().unwrap();
+        pod_level_state_files(dir.path());
+        let strategy = policy::kubelet(&gated(dir.path()), &machine()).unwrap();
+        let config = Config { feature_gates: BTreeMap::new(), ..gated(dir.path()) };
         let imported = import(&config, &machine(), None, dir.path(), false).unwrap();
         let cpus: Vec<_> = imported.containers.iter().map(|of| (&*of.container, &*of.cpus)).collect();
         assert_eq!(cpus, [("db", "1"), ("log", "2-3"), ("web", "2-3")]);
@@ -321,6 +330,65 @@ mod tests {
         let whole = &state.ledger.owner(&"pod-1".into()).unwrap().pod_level;
         assert_eq!(whole.cpus.as_ref().unwrap().to_string(), "1-3");
         assert_eq!(strategy.rebase(&state.ledger).0.shared_pool().to_string(), "0,4-7");
+    }
+
+    /// Rewrites a state file in the form of Kubernetes 1.37. Its checksum of `data` is wrong by `damage`.
+    fn rewrite_as_1_37(file: &Path, has_pods_in_fields: bool, damage: u32) {
+        let mut fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        fields.remove("checksum");
+        let data = serde_json::to_string(&fields).unwrap();
+        if !has_pods_in_fields {
+            fields.remove("podEntries");
+        }
+        let fnv_1a = |sum: u32, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let checksum = data.bytes().fold(0x811c_9dc5, fnv_1a);
+        fields.insert("checksum".to_owned(), 0.into());
+        fields.insert("dataChecksum".to_owned(), checksum.wrapping_add(damage).into());
+        fields.insert("data".to_owned(), data.into());
+        fs::write(file, serde_json::to_string(&fields).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn files_of_1_37_are_imported_like_those_of_1_36() {
+        let write_files: [fn(&Path); 2] = [state_files, pod_level_state_files];
+        for write_files in write_files {
+            for files in [&[CPU_STATE][..], &[CPU_STATE, MEMORY_STATE]] {
+                for has_pods_in_fields in [true, false] {
+                    let dir = tempfile::tempdir().unwrap();
+                    write_files(dir.path());
+                    if !files.contains(&MEMORY_STATE) {
+                        fs::remove_file(dir.path().join(MEMORY_STATE)).unwrap();
+                    }
+                    let config = Config { feature_gates: BTreeMap::new(), ..gated(dir.path()) };
+                    let imported = || import(&config, &machine(), None, dir.path(), true);
+                    let expected = imported().unwrap();
+                    assert!(!expected.containers.is_empty() && expected.warnings.is_empty());
+                    files
+                        .iter()
+                        .for_each(|file| rewrite_as_1_37(&dir.path().join(file), has_pods_in_fields, 0));
+                    assert_eq!(imported().unwrap(), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_file_of_1_37_is_imported_with_a_warning_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, file) = (config(dir.path()), dir.path().join(CPU_STATE));
+        state_files(dir.path());
+        let expected = import(&config, &machine(), None, dir.path(), true).unwrap();
+        rewrite_as_1_37(&file, true, 1);
+        let imported = import(&config, &machine(), None, dir.path(), true).unwrap();
+        let [warning] = &imported.warnings[..] else { panic!("{imported:?}") };
+        assert!(warning.starts_with("cpu_manager_state: the checkpoint is damaged"), "{warning}");
+        assert_eq!(ImportReport { warnings: Vec::new(), ..imported }, expected);
+
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replacen("1-2", "3-4", 1)).unwrap();
+        let error = import(&config, &machine(), None, dir.path(), true).unwrap_err().to_string();
+        assert!(error.contains("checkpoint is corrupted"), "{error}");
     }
 
     /// Writes a CPU Manager state file.
