@@ -67,7 +67,7 @@ pub(crate) struct HeldGuarantee {
 pub struct FoundMarks {
     /// The trusted marks.
     pub(crate) marks: Vec<Mark>,
-    /// All attributes of this program: directory and attribute name.
+    /// All attributes of this program on directories that only the daemon can write: directory and attribute name.
     places: Vec<(CgroupPath, String)>,
     /// True if cgroups support user attributes.
     pub(crate) is_supported: bool,
@@ -99,7 +99,7 @@ fn attribute(id: CgroupId) -> String {
     format!("{PREFIX}{}", id.0)
 }
 
-/// Reads the marks of a hierarchy.
+/// Reads the marks of a hierarchy. Directories in which another user can write attributes are left out: their attributes may be many.
 pub fn read(hierarchy: &Hierarchy) -> FoundMarks {
     let mut found = FoundMarks { is_supported: true, ..FoundMarks::default() };
     let cgroups = hierarchy.walk().unwrap_or_else(|error| {
@@ -107,8 +107,13 @@ pub fn read(hierarchy: &Hierarchy) -> FoundMarks {
         Vec::new()
     });
     let mut names = vec![0_u8; MAX_XATTR_BYTES];
+    let mut foreign = 0;
     for cgroup in cgroups {
         let dir = hierarchy.dir(&cgroup.path);
+        if !is_only_writable_by_daemon(&dir) {
+            foreign += 1;
+            continue;
+        }
         let length = match listxattr(&dir, &mut names[..]) {
             Ok(length) => length,
             Err(Errno::OPNOTSUPP) if cgroup.path.is_root() => {
@@ -120,22 +125,27 @@ pub fn read(hierarchy: &Hierarchy) -> FoundMarks {
             let Some(id) = name.strip_prefix(PREFIX) else { continue };
             found.places.push((cgroup.path.clone(), name.to_owned()));
             let mark =
-                id.parse().ok().and_then(|id| read_trusted_mark(hierarchy, &cgroup.path, name, CgroupId(id)));
+                id.parse().ok().and_then(|id| read_sound_mark(hierarchy, &cgroup.path, name, CgroupId(id)));
             if mark.is_none() {
-                tracing::warn!(cgroup = %cgroup.path, name, "a mark on a cgroup is ignored: it is damaged, outdated, or another user can write it");
+                tracing::warn!(cgroup = %cgroup.path, name, "a mark on a cgroup is ignored: it is damaged or outdated");
             }
             found.marks.extend(mark);
         }
+    }
+    if foreign > 0 {
+        tracing::info!(
+            cgroups = foreign,
+            "cgroups on which another user can set attributes are not searched for marks"
+        );
     }
     found.marks.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
     found
 }
 
-/// Returns a mark if it can be trusted: on a directory that only the daemon can write, of an existing cgroup at or below it.
-fn read_trusted_mark(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId) -> Option<Mark> {
-    let dir = hierarchy.dir(place);
+/// Returns a mark on a directory that only the daemon can write, if it is sound: of an existing cgroup at or below it.
+fn read_sound_mark(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId) -> Option<Mark> {
     let mut text = vec![0_u8; MAX_XATTR_BYTES];
-    let length = getxattr(&dir, name, &mut text[..]).ok()?;
+    let length = getxattr(hierarchy.dir(place), name, &mut text[..]).ok()?;
     let mark: Mark = serde_json::from_slice(&text[..length]).ok()?;
     let is_sound = mark.version == VERSION
         && mark.record.id == id
@@ -145,7 +155,7 @@ fn read_trusted_mark(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: 
             .held
             .as_ref()
             .is_none_or(|held| held.guarantee.cgroup == mark.cgroup && held.guarantee.id == id);
-    (is_sound && is_only_writable_by_daemon(&dir)).then_some(mark)
+    is_sound.then_some(mark)
 }
 
 impl Mark {
@@ -255,5 +265,34 @@ impl XattrBackup {
                 tracing::warn!(cgroup = %place, name, %error, "a mark that is outdated cannot be removed");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use numaward_tests_support::skip_outside_ci;
+    use rustix::fs::{XattrFlags, setxattr};
+
+    use super::*;
+
+    #[test]
+    fn attributes_of_another_user_are_not_collected() {
+        if !rustix::process::geteuid().is_root() {
+            return skip_outside_ci("only root can change the owner of a directory");
+        }
+        let root = tempfile::tempdir().unwrap();
+        for dir in ["own", "foreign"] {
+            let dir = root.path().join(dir);
+            fs::create_dir(&dir).unwrap();
+            for number in 0..64 {
+                setxattr(&dir, format!("{PREFIX}{number}"), b"{}", XattrFlags::empty()).unwrap();
+            }
+        }
+        chown(root.path().join("foreign"), Some(65_534), Some(65_534)).unwrap();
+        let found = read(&Hierarchy::at(root.path()));
+        let places: BTreeSet<_> = found.places.iter().map(|(place, _)| place.as_str()).collect();
+        assert_eq!((places, found.places.len()), (["/own"].into(), 64));
     }
 }
