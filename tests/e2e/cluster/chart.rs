@@ -141,7 +141,8 @@ fn follows_its_group(cluster: &Cluster) {
         log.matches("the level of the log has changed").count()
     };
     let before = level_changes();
-    let log = json!({ "level": "debug", "format": "json" });
+    // The default in a pod is JSON.
+    let log = json!({ "level": "debug", "format": "text" });
     let group = json!({ "log": log, "kubernetes": { "refusedAfter": "17s" } });
     helm(cluster, "upgrade", Some(&values(&group)));
     let reason = cluster.wait_for("a change waits for the next start", || {

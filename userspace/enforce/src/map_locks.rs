@@ -10,7 +10,7 @@
 //! Before the write, a thread of its own takes the lock of each map as the write does, but no other lock with it: 5 in
 //! `/proc/PID/clear_refs` only resets the peak of the resident memory (`VmHWM`), and needs no privilege beyond `CAP_DAC_OVERRIDE`.
 //! If the check is not over in time, it fails, and the thread continues until the locks are free: until then, checks of the
-//! cgroup fail at once. A cgroup without processes needs no thread.
+//! cgroup fail at once. A cgroup without processes needs no thread, unless it has more descendants than the caller looks at.
 //!
 //! A read, as of `cmdline`, would not suffice: it only waits for locks that are held for writing. It is done instead where the
 //! kernel or a security module has no `clear_refs` for the daemon.
@@ -37,6 +37,8 @@ use super::{detached_reads::DetachedReads, pages::has_ended};
 
 /// Maximum number of checks in progress, including those that hang.
 const MAX_CHECKS: usize = 64;
+/// Maximum number of cgroups that the caller searches for processes itself.
+const MAX_SEARCHED: usize = 64;
 
 /// The checks in progress. Clones share them.
 #[derive(Clone, Debug)]
@@ -51,7 +53,7 @@ type Waiting = Arc<Mutex<BTreeMap<CgroupPath, u32>>>;
 /// A process that has not released the lock of its memory map in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockHolder {
-    /// `None` if there are too many processes or checks.
+    /// `None` if there are too many processes, cgroups or checks, or not all cgroups can be listed.
     process: Option<(u32, String)>,
 }
 
@@ -65,8 +67,9 @@ impl fmt::Display for LockHolder {
                  (releases and repairs are tried again)"
             ),
             None => f.write_str(
-                "the memory maps of its processes cannot be checked in time: there may be too many processes, or too many \
-                 other cgroups with locked maps (releases and repairs are tried again)",
+                "the memory maps of its processes cannot be checked in time: it may have too many processes or cgroups, or \
+                 cgroups with too long paths (end the unit then), or there may be too many other cgroups with locked maps \
+                 (releases and repairs are tried again)",
             ),
         }
     }
@@ -123,15 +126,15 @@ impl Drop for WaitingCheck {
     }
 }
 
-/// Returns true if no cgroup of a subtree has a process.
+/// Returns true if no cgroup of a subtree has a process; false also for one of more than [`MAX_SEARCHED`] cgroups.
 fn is_empty(dir: &Path) -> bool {
     let mut dirs = read::subtree(dir);
-    let is_empty = dirs.by_ref().all(|dir| {
+    let is_empty = dirs.by_ref().take(MAX_SEARCHED).all(|dir| {
         let mut is_empty = true;
         let visited = visit_present(&dir, |_| is_empty = false);
         visited && is_empty
     });
-    is_empty && dirs.is_complete()
+    is_empty && dirs.next().is_none() && dirs.is_complete()
 }
 
 /// Calls `visit` for each process of a cgroup, or for each thread of a threaded one, where the kernel lists no processes. Returns
@@ -175,5 +178,31 @@ fn wait_for_lock(process: &Path) {
             }
         }
         Ok(()) | Err(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No check may run, as if as many hang as may run.
+    #[test]
+    fn few_cgroups_are_searched_without_a_check() {
+        let root = tempfile::tempdir().unwrap();
+        let locks = MapLocks { checks: DetachedReads::new(0), waiting: Waiting::default() };
+        let cgroup = CgroupPath::root();
+        let check = || locks.check(root.path(), &cgroup, root.path(), Duration::from_mins(1)).is_ok();
+        fs::write(root.path().join("cgroup.procs"), "").unwrap();
+        for number in 1..MAX_SEARCHED {
+            let dir = root.path().join(number.to_string());
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("cgroup.procs"), "").unwrap();
+        }
+        assert!(check());
+        fs::write(root.path().join("1/cgroup.procs"), "7\n").unwrap();
+        assert!(!check());
+        fs::write(root.path().join("1/cgroup.procs"), "").unwrap();
+        fs::create_dir(root.path().join("1/more")).unwrap();
+        assert!(!check(), "the owner of a subtree chooses the number of its cgroups");
     }
 }
