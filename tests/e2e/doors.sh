@@ -22,6 +22,17 @@ for my $name (grep { /^user\.numaward\./ } split /\0/, substr $names, 0, $length
     print substr($value, 0, $length > 0 ? $length : 0), "\n";
 }
 END
+# attributes DIRECTORY: sets 100 attributes with long names on each directory in it. Prints the number of attributes.
+cat >/run/attributes.pl <<'END'
+my ($directory, $number, $value) = (@ARGV, 0, 'x');
+for my $path (glob "$directory/*/") {
+    for my $attribute (1 .. 100) {
+        my $name = 'user.numaward.' . 'x' x 235 . $attribute;
+        $number += syscall(188, $path, $name, $value, 1, 0) == 0;
+    }
+}
+print "$number\n";
+END
 victim=$cgroups/system.slice/victim.service
 tenant=$cgroups/system.slice/tenant.service
 id=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
@@ -207,6 +218,8 @@ echo
 section "forged figures"
 ask /metrics | grep -E '^numaward_memory_allocated_bytes_total.*(pods|namespace=|cri-containerd|tenant)'
 
+section "peak before the marks"
+peak
 section "marks"
 perl /run/attribute.pl $victim >/run/mark
 cat /run/mark
@@ -247,6 +260,8 @@ with_code numaward regions tenant.service -o json | tail -n 1
 section "peak"
 peak
 print_latencies
+section "attributes"
+as_nobody perl /run/attributes.pl $tenant/inner
 section "after six kills"
 # The daemon notifies systemd up to a second after it is ready.
 _runs() { [ "$(systemctl show --value -p NRestarts numaward)" = $kill ] && ready && systemctl is-active --quiet numaward; }
@@ -258,4 +273,6 @@ done
 systemctl show --value -p StartLimitIntervalUSec numaward
 cat $victim/cpuset.cpus
 systemctl is-active numaward
+section "peak of the last start"
+peak
 section "end"

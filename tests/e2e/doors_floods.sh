@@ -228,6 +228,8 @@ _served() { ask /readyz >/run/ready && ! grep -q forged /run/ready; }
 wait_for 60 _served
 section "own port"
 with_code scrape
+section "peak after the port was taken"
+peak
 # systemd keeps the address while the daemon restarts.
 section "port of the socket unit"
 cp /numaward.socket /run/systemd/system/numaward.socket
@@ -242,6 +244,9 @@ for _restart in 1 2 3; do
     systemctl restart numaward 2>/dev/null
     with_code scrape
 done
+section "peak with the socket unit"
+peak
+section "attack on the socket unit"
 [ ! -e /run/attack/port ] && echo "not taken"
 kill -0 $attacker && echo "still tries"
 end $attacker 2>/dev/null

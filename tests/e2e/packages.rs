@@ -1,5 +1,5 @@
 //! Installation, upgrade and removal by package managers: apt with a signed repository, and rpm, in a machine with systemd and
-//! Debian 13.
+//! Debian 13; and a rollout with Ansible.
 //!
 //! Fedora's systemd package and dnf are not available here. rpm is Debian's, and runs without dependency checks.
 
@@ -37,9 +37,14 @@ fn machine(bench: &TestEnvironment, archives: &tempfile::TempDir) -> Vm {
 }
 
 fn report(script: &str) -> Option<ScriptReport> {
+    report_of(script, |vm| vm)
+}
+
+/// Runs a script in the machine with additions.
+fn report_of(script: &str, add: impl FnOnce(Vm) -> Vm) -> Option<ScriptReport> {
     let bench = TestEnvironment::open()?;
     let archives = tempfile::tempdir().unwrap();
-    let report = boot(&machine(&bench, &archives), &[SHARED, script].concat());
+    let report = boot(&add(machine(&bench, &archives)), &[SHARED, script].concat());
     eprintln!("{report}");
     Some(report)
 }
@@ -110,6 +115,55 @@ fn rpm_installs_upgrades_and_erases() {
     assert_ends(&report, "changed files", &["S.5....T.  c /etc/numaward/config.yaml"]);
     let kept = ["inactive", "/etc/numaward/config.yaml.rpmsave", "/var/lib/numaward/ledger.json", "2-3"];
     assert_ends(&report, "erased", &kept);
+}
+
+/// Returns the playbook of docs/rollout.md.
+fn playbook() -> String {
+    let page = include_str!("../../docs/rollout.md");
+    let (_, section) = page.split_once("### With Ansible").unwrap();
+    let (_, code) = section.split_once("```yaml\n").unwrap();
+    code.split_once("```").unwrap().0.to_owned()
+}
+
+#[test]
+fn playbook_rolls_out_and_stops_at_faults() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("playbook.yaml");
+    std::fs::write(&file, playbook()).unwrap();
+    let Some(report) = report_of(include_str!("packages/ansible.sh"), |vm| vm.file(file, "/playbook.yaml"))
+    else {
+        return;
+    };
+    let config = "listen: 127.0.0.1:9560";
+    let changed_config = format!("{config}\nlog: {{level: debug}}");
+    let counts = |section: &str| {
+        let text = report.section(section);
+        let counts = text.lines().find(|line| line.starts_with("ok=")).unwrap();
+        let count = |name: &str| -> u32 {
+            let found = counts.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+            found.unwrap_or_else(|| panic!("{name}: {counts}")).parse().unwrap()
+        };
+        (count("changed"), count("failed"))
+    };
+    assert_eq!(counts("installed").1, 0, "{report}");
+    assert_ends(
+        &report,
+        "installed",
+        &["code 0", "enabled", "active", config, "/api/v1/query up{job=\"numaward\"} == 0"],
+    );
+    assert_eq!(counts("again"), (0, 0), "{report}");
+    // The configuration, and the restart for it.
+    assert_eq!(counts("checked"), (2, 0), "{report}");
+    assert_ends(&report, "checked", &["code 0", config, "the same process"]);
+    assert_eq!(counts("changed"), (2, 0), "{report}");
+    let [first, second] = changed_config.lines().collect::<Vec<_>>().try_into().unwrap();
+    assert_ends(&report, "changed", &["code 0", first, second, "another process"]);
+    assert_eq!(counts("invalid"), (0, 1), "{report}");
+    assert!(report.section("invalid").contains("unknown key"), "{report}");
+    assert_ends(&report, "invalid", &["code 2", first, second, "the same process"]);
+    assert_eq!(counts("closed gate"), (0, 1), "{report}");
+    assert_ends(&report, "closed gate", &["code 2"]);
+    report.section("end");
 }
 
 #[test]

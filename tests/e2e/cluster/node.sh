@@ -4,6 +4,13 @@ mkdir -p /etc/cni/net.d /var/run
 # systemd makes all mounts shared.
 mount --make-rshared / || fail "shared"
 
+# As with systemd, the runtime, the kubelet and the commands of tests compete with the pods as cgroups, not as so many processes: a
+# hundred containers that are created at once would leave the pods no CPU time, and the kubelet would restart numaward.
+echo +cpu >$cgroups/cgroup.subtree_control
+for _cgroup in system.slice/containerd.service system.slice/kubelet.service test.slice; do mkdir -p $cgroups/$_cgroup; done
+for _process in $(pidof containerd); do echo $_process >$cgroups/system.slice/containerd.service/cgroup.procs; done
+echo $$ >$cgroups/test.slice/cgroup.procs
+
 # Pods, the kubelet and the host are on the same link.
 brctl addbr br0 && ip addr del 10.0.2.15/24 dev eth0 && brctl addif br0 eth0 || fail "no bridge"
 ip addr add 10.0.2.15/24 dev br0 && ip link set br0 up && ip route add default via 10.0.2.2 || fail "no address"
@@ -18,6 +25,7 @@ rm /numaward.tar /image/*.tar
 cat >/bin/start-kubelet <<'END'
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+echo $$ >/sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs
 kubelet --config /var/lib/kubelet/config.yaml --kubeconfig /etc/kubernetes/kubelet.conf --hostname-override node-1 \
     --node-ip 10.0.2.15 >>/tmp/kubelet.log 2>&1 </dev/null &
 echo $! >/tmp/kubelet.pid
@@ -32,6 +40,7 @@ cat >/bin/restart-containerd <<'END'
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 kill -KILL $(pidof containerd)
+echo $$ >/sys/fs/cgroup/system.slice/containerd.service/cgroup.procs
 containerd --config /etc/containerd/config.toml >>/tmp/runtime.log 2>&1 </dev/null &
 END
 # record FILE: starts to record each change of the CPUs, the nodes and the first process of the cgroup in the current folder.

@@ -594,13 +594,14 @@ fn release(connection: &ConnectionArgs, args: &ReleaseArgs) -> anyhow::Result<Ex
 
 /// Asks for confirmation on the terminal.
 fn confirm_release(names: &[&str]) -> anyhow::Result<bool> {
+    let guarantees = match names.len() {
+        1 => "this guarantee".to_owned(),
+        number => format!("these {number} guarantees"),
+    };
     if !io::stdin().is_terminal() {
-        bail!("this is no terminal on which to confirm that {} guarantees end: add --yes", names.len());
+        bail!("this is no terminal on which to confirm the end of {guarantees}: add --yes");
     }
-    eprint!(
-        "{}",
-        text::clean_lines(&format!("  {}\nEnd these {} guarantees? [y/N] ", names.join("\n  "), names.len()))
-    );
+    eprint!("{}", text::clean_lines(&format!("  {}\nEnd {guarantees}? [y/N] ", names.join("\n  "))));
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -498,7 +498,7 @@ fn release_all_needs_confirmation() {
         let command = numaward(&["release", "--all", "--server", &server]);
         let mut terminal = Terminal::start(&command, 24, 80).unwrap();
         terminal
-            .wait_for(WAIT_TIMEOUT, |screen| screen.contents().contains("End these 1 guarantees? [y/N]"))
+            .wait_for(WAIT_TIMEOUT, |screen| screen.contents().contains("End this guarantee? [y/N]"))
             .unwrap();
         terminal.press(answer).unwrap();
         let code = terminal.wait(WAIT_TIMEOUT).unwrap().unwrap().code();

@@ -67,12 +67,12 @@ impl DiskImage {
         megabytes: 80,
     };
 
-    /// Package managers.
+    /// Package managers, and Ansible.
     pub(crate) const PACKAGES: Self = Self {
         name: "package managers",
         folder: PACKAGE_MANAGERS,
-        packages: &["dbus", "systemd-sysv", "apt", "gpg", "rpm"],
-        megabytes: 100,
+        packages: &["dbus", "systemd-sysv", "apt", "gpg", "rpm", "ansible-core", "python3-apt"],
+        megabytes: 130,
     };
 }
 

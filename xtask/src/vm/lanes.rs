@@ -218,6 +218,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     also_arm64(row("package::hardened_package_leaves_nothing", &[(Rest, &["6.12"])]), &["6.12"]),
     row("packages::apt_installs_upgrades_and_removes", &[(Rest, &["6.12"])]),
     row("packages::lintian_has_no_objection", &[(Rest, &["6.12"])]),
+    row("packages::playbook_rolls_out_and_stops_at_faults", &[(Rest, &["6.12"])]),
     row("packages::rpm_installs_upgrades_and_erases", &[(Rest, &["6.12"])]),
     row("power::answers_survive_power_loss", &[(CI, &["6.12"]), (Rest, &["6.12"])]),
     row("probes::map_memory_is_bounded", &[(Rest, &["6.12"])]),

@@ -6,8 +6,8 @@
 //!
 //! # Terms
 //! - *kind*: category of an event. An event is about a *workload* or about the host.
-//! - *suppressed*: for each kind and workload, [`EventKind::per_minute`] events are accepted per minute. Further
-//!   events are only counted, and the count is reported with the next accepted event.
+//! - *suppressed*: for each kind and workload, [`EventKind::per_minute`] events are accepted per minute, and any that is
+//!   more severe than those. Further events are only counted, and the count is reported with the next accepted event.
 //!
 //! # Algorithm
 //! [`Events::report`] accepts an event, assigns an id, logs it, appends it to a bounded history and sends it to all
@@ -68,6 +68,8 @@ struct EventLog {
 struct Window {
     start: Instant,
     taken: u32,
+    /// Highest severity of the accepted events.
+    severity: Severity,
     suppressed: u64,
 }
 
@@ -98,7 +100,7 @@ impl Events {
     fn report_at(&self, report: EventReport, now: Instant, time: SystemTime) {
         let event = {
             let mut log = self.0.log.lock();
-            let Some(suppressed) = log.allow(report.kind, report.workload.clone(), now) else {
+            let Some(suppressed) = log.allow(&report, now) else {
                 drop(log);
                 self.0.metrics.suppressed.get_or_create(&[("kind", report.kind.as_str())]).inc();
                 return;
@@ -173,23 +175,26 @@ impl Events {
 
 impl EventLog {
     /// Returns the number of events suppressed before this one, or `None` if this one is suppressed.
-    fn allow(&mut self, kind: EventKind, workload: Option<Arc<str>>, now: Instant) -> Option<u64> {
-        let key = (kind, workload);
+    fn allow(&mut self, report: &EventReport, now: Instant) -> Option<u64> {
+        let EventReport { kind, severity, .. } = *report;
+        let key = (kind, report.workload.clone());
         if !self.windows.contains_key(&key) && self.windows.len() >= MAX_WINDOWS {
             self.windows.retain(|_, window| now.saturating_duration_since(window.start) < RATE_WINDOW);
             if self.windows.len() >= MAX_WINDOWS {
                 return None;
             }
         }
-        let window = self.windows.entry(key).or_insert(Window { start: now, taken: 0, suppressed: 0 });
+        let new = Window { start: now, taken: 0, severity, suppressed: 0 };
+        let window = self.windows.entry(key).or_insert(new);
         if now.saturating_duration_since(window.start) >= RATE_WINDOW {
-            (window.start, window.taken) = (now, 0);
+            (window.start, window.taken, window.severity) = (now, 0, severity);
         }
-        if window.taken >= kind.per_minute() {
+        if window.taken >= kind.per_minute() && severity <= window.severity {
             window.suppressed += 1;
             return None;
         }
         window.taken += 1;
+        window.severity = window.severity.max(severity);
         Some(std::mem::take(&mut window.suppressed))
     }
 }

@@ -33,6 +33,24 @@ fn suppresses_and_counts_repeated_events() {
     assert_eq!(events.page(&all()).events.len(), 4);
 }
 
+#[test]
+fn more_severe_event_is_not_suppressed() {
+    let events = Events::default();
+    let (start, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
+    let severities =
+        || events.page(&all()).events.into_iter().map(|event| event.severity).collect::<Vec<_>>();
+    for severity in [Severity::Warning, Severity::Warning, Severity::Critical, Severity::Critical] {
+        events.report_at(miss("a").severity(severity), start, time);
+    }
+    assert_eq!(severities(), [Severity::Warning, Severity::Critical]);
+    // The next minute begins anew.
+    let later = start + RATE_WINDOW;
+    for severity in [Severity::Info, Severity::Warning, Severity::Info] {
+        events.report_at(miss("a").severity(severity), later, time);
+    }
+    assert_eq!(severities()[2..], [Severity::Info, Severity::Warning]);
+}
+
 /// The probes report a long reclaim, and then the reconciler reports that the workload makes no progress.
 #[test]
 fn stall_window_admits_two_events() {
