@@ -20,8 +20,9 @@ const HELM: &str = "NUMAWARD_HELM";
 const KUBECTL: &str = "/kubectl/bin/kubectl";
 /// Taint that numaward removes.
 const TAINT: &str = "numaward.io/not-ready";
-/// Options with which the kubelet gets static policies that its configuration file does not have.
-const STATIC: &str = "--cpu-manager-policy=static --reserved-cpus=0";
+/// Options with which the kubelet gets static policies that its configuration file does not have. With less than a reserved CPU, all
+/// running pods still fit: the kubelet ends others at its start.
+const STATIC: &str = "--cpu-manager-policy=static --kube-reserved=cpu=100m";
 const PLACED: [(&str, &str, usize); 2] = [("two", "main", 2), ("three", "main", 3)];
 
 #[test]

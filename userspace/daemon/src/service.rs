@@ -442,7 +442,7 @@ fn start_placing(
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
     let reporting = nri::report_moves(observer.events().subscribe(None), pods.clone());
     tokio::spawn(stop.clone().run_until_cancelled_owned(reporting).boxed());
-    let described = (pods, cluster.claims());
+    let described = (pods, cluster.claims(), nri::DeviceTimeouts::default());
     let settings = (config, cluster.settings());
     let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
     let plugin = nri::plugin(options, settings, reconciler, observer.clone(), described, counted, stop);

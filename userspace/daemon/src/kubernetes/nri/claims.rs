@@ -19,12 +19,11 @@ use numaward_kube::{
 use numaward_topology::{NodeId, NodeSet};
 use tokio::time::timeout;
 
-use super::{cdi, devices::NamedDevice};
+use super::{
+    cdi,
+    devices::{DeviceTimeouts, NamedDevice},
+};
 
-/// The maximum time of the requests for claims, and of those for places. The runtime waits meanwhile.
-const REQUEST_TIMEOUT: Duration = Duration::from_millis(300);
-/// The maximum time to read files.
-const FILE_TIMEOUT: Duration = Duration::from_millis(200);
 /// The maximum number of devices below a PCI root that are read.
 const MAX_PCI_DEVICES: usize = 256;
 /// The maximum number of notes on devices without a known node.
@@ -33,9 +32,9 @@ const MAX_NOTES: usize = 4;
 /// Devices of resource claims by container.
 pub(super) type ClaimedDevices = BTreeMap<ContainerName, Vec<NamedDevice>>;
 
-/// Returns the devices of a pod's claims, as the API server reports them.
-pub(super) async fn devices(reader: &ClaimReader, known: &pod::Pod) -> ClaimedDevices {
-    let Ok(devices) = timeout(REQUEST_TIMEOUT, reader.devices(known)).await else {
+/// Returns the devices of a pod's claims, as the API server reports them in time.
+pub(super) async fn devices(reader: &ClaimReader, known: &pod::Pod, limit: Duration) -> ClaimedDevices {
+    let Ok(devices) = timeout(limit, reader.devices(known)).await else {
         tracing::warn!(pod = %known.id, "the API server did not report the pod's resource claims in time; the pod is placed without the nodes of its claimed devices");
         return ClaimedDevices::new();
     };
@@ -51,15 +50,17 @@ pub(super) async fn nodes(
     reader: &ClaimReader,
     host_root: &Path,
     devices: &ClaimedDevices,
+    timeouts: &DeviceTimeouts,
 ) -> (BTreeMap<ContainerName, NodeSet>, Vec<String>) {
     let all: BTreeSet<_> = devices.values().flatten().map(|named| named.device.clone()).collect();
-    let places = reader.places(&all, REQUEST_TIMEOUT).await;
+    let places = reader.places(&all, timeouts.api_server).await;
     let published: BTreeMap<_, _> =
         places.iter().map(|(device, place)| (device, place_nodes(host_root, place))).collect();
     let published_nodes =
         |named: &NamedDevice| published.get(&named.device).filter(|nodes| !nodes.is_empty());
     let unknown = devices.values().flatten().filter(|named| published_nodes(named).is_none());
-    let by_name = cdi_nodes(host_root, unknown.flat_map(|named| named.cdi_names.clone()).collect()).await;
+    let names = unknown.flat_map(|named| named.cdi_names.clone()).collect();
+    let by_name = cdi_nodes(host_root, names, timeouts.files).await;
     let (mut found, mut notes) = (BTreeMap::<_, NodeSet>::new(), Vec::new());
     for (container, devices) in devices {
         for named in devices {
@@ -79,14 +80,18 @@ pub(super) async fn nodes(
     (found, notes)
 }
 
-/// Returns the nodes of devices by their CDI names.
-pub(super) async fn cdi_nodes(host_root: &Path, names: BTreeSet<String>) -> BTreeMap<String, Vec<NodeId>> {
+/// Returns the nodes of devices by their CDI names, if the files can be read in time.
+pub(super) async fn cdi_nodes(
+    host_root: &Path,
+    names: BTreeSet<String>,
+    limit: Duration,
+) -> BTreeMap<String, Vec<NodeId>> {
     if names.is_empty() {
         return BTreeMap::new();
     }
     let host_root: PathBuf = host_root.to_owned();
     let reading = tokio::task::spawn_blocking(move || cdi::nodes(&host_root, &names));
-    let Ok(Ok(nodes)) = timeout(FILE_TIMEOUT, reading).await else {
+    let Ok(Ok(nodes)) = timeout(limit, reading).await else {
         tracing::warn!(
             "the CDI files could not be read in time; pods are placed without the nodes that these files have"
         );

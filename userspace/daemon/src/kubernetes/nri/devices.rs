@@ -27,8 +27,26 @@ use crate::kubernetes::kubelet::pod_resources_socket;
 /// The maximum number of devices of resource claims of a container: as many as a claim may have.
 const MAX_CLAIMED_DEVICES: usize = 256;
 
-/// The maximum time of a request to the kubelet, which answers from memory. The runtime waits meanwhile.
-const REQUEST_TIMEOUT: Duration = Duration::from_millis(200);
+/// Time limits of the requests for devices. The runtime waits meanwhile, and a pod is placed without what comes later.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceTimeouts {
+    /// For the kubelet, which answers from memory.
+    pub(super) kubelet: Duration,
+    /// For the claims of a pod, and for the places of their devices.
+    pub(super) api_server: Duration,
+    /// For the files of the Container Device Interface.
+    pub(super) files: Duration,
+}
+
+impl Default for DeviceTimeouts {
+    fn default() -> Self {
+        Self {
+            kubelet: Duration::from_millis(200),
+            api_server: Duration::from_millis(300),
+            files: Duration::from_millis(200),
+        }
+    }
+}
 
 /// Devices of a pod by container, as the kubelet reports them.
 #[derive(Debug, Default)]
@@ -57,12 +75,12 @@ impl DeviceClient {
         Self { socket: pod_resources_socket(config), client: Mutex::new(None) }
     }
 
-    /// Returns the devices of each container of a pod. It is empty if the kubelet does not report them.
-    pub(super) async fn assigned(&self, namespace: &str, pod: &str) -> AssignedDevices {
+    /// Returns the devices of each container of a pod. It is empty if the kubelet does not report them in time.
+    pub(super) async fn assigned(&self, namespace: &str, pod: &str, limit: Duration) -> AssignedDevices {
         if !self.socket.exists() {
             return AssignedDevices::default();
         }
-        match timeout(REQUEST_TIMEOUT, self.request(namespace, pod)).await {
+        match timeout(limit, self.request(namespace, pod)).await {
             Ok(Ok(found)) => return found.as_ref().map(assigned_devices).unwrap_or_default(),
             Ok(Err(error)) => {
                 tracing::debug!(namespace, pod, %error, "the kubelet does not report the pod's devices");

@@ -49,8 +49,8 @@ use numaward_observe::Observer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+pub use self::{devices::DeviceTimeouts, metrics::NriMetrics, refusals::Refusals, room_events::report_moves};
 use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
-pub use self::{metrics::NriMetrics, refusals::Refusals, room_events::report_moves};
 
 /// Creates the plugin, which places containers when it runs, and starts its background tasks, which end with `stop`. `kubernetes` has the
 /// present settings. Must be called within a runtime of tokio.
@@ -59,14 +59,14 @@ pub fn plugin(
     (config, kubernetes): (&Config, watch::Receiver<Kubernetes>),
     reconciler: ReconcilerHandle,
     host: Arc<dyn ObservedHost>,
-    (pods, claims): (Arc<dyn PodSource>, ClaimReader),
+    (pods, claims, timeouts): (Arc<dyn PodSource>, ClaimReader, DeviceTimeouts),
     (figures, refusals): (NriMetrics, Refusals),
     stop: &CancellationToken,
 ) -> Plugin<impl Handler> {
     let (updates, queue) = mpsc::unbounded_channel();
     reconciler.send_updates(updates);
     let mut builder = RequestBuilder::new(pods, config);
-    (builder.claims, builder.config) = (claims, kubernetes);
+    (builder.claims, builder.timeouts, builder.config) = (claims, timeouts, kubernetes);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
     let refusals = refusals.counted_by(figures.refused_pods.clone());
     let (counted, warned) = (figures.clone(), Arc::default());

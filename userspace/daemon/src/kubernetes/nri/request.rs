@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use super::{
     annotations::{Annotations, ExtraGuarantee, PlacementAnnotation},
     claims,
-    devices::{self, AssignedDevices},
+    devices::{self, AssignedDevices, DeviceTimeouts},
     pod_level_resources, sandbox,
 };
 use crate::kubernetes::dra;
@@ -73,6 +73,7 @@ pub(super) struct RequestBuilder {
     kubelet: Arc<devices::DeviceClient>,
     /// Reader of resource claims; not connected without an API server.
     pub(super) claims: ClaimReader,
+    pub(super) timeouts: DeviceTimeouts,
     strategy: StrategyKind,
     version: KubeletVersion,
     pod_level_support: PodLevelSupport,
@@ -90,6 +91,7 @@ impl RequestBuilder {
             kernel: KernelRelease::parse(&kernel.release().to_string_lossy()),
             kubelet,
             claims: ClaimReader::default(),
+            timeouts: DeviceTimeouts::default(),
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
             pod_level_support: config.gates().pod_level_support(),
@@ -264,12 +266,13 @@ impl RequestBuilder {
         container: Option<&nri::Container>,
         request: &mut PodPlacementRequest,
     ) {
+        let timeouts = &self.timeouts;
         let AssignedDevices { mut nodes, mut claimed } =
-            self.kubelet.assigned(&pod.namespace, &pod.name).await;
+            self.kubelet.assigned(&pod.namespace, &pod.name, timeouts.kubelet).await;
         if claimed.is_empty()
             && let Some(known) = self.known(pod)
         {
-            claimed = claims::devices(&self.claims, &known).await;
+            claimed = claims::devices(&self.claims, &known, timeouts.api_server).await;
         }
         if let Some(container) = container {
             let is_wanted = |name: &ContainerName| name.as_str() == container.name;
@@ -277,7 +280,8 @@ impl RequestBuilder {
             claimed.retain(|name, _| is_wanted(name));
         }
         if !claimed.is_empty() {
-            let (of_claims, mut notes) = claims::nodes(&self.claims, &self.host_root, &claimed).await;
+            let (of_claims, mut notes) =
+                claims::nodes(&self.claims, &self.host_root, &claimed, timeouts).await;
             request.notes.append(&mut notes);
             for (container, more) in of_claims {
                 nodes.entry(container).or_default().extend(more.iter());
@@ -285,7 +289,7 @@ impl RequestBuilder {
         }
         if let Some(container) = container {
             let names = container.cdi_devices.iter().take(MAX_CDI_NAMES).cloned().collect();
-            let found = claims::cdi_nodes(&self.host_root, names).await;
+            let found = claims::cdi_nodes(&self.host_root, names, timeouts.files).await;
             let of_container = nodes.entry(container.name.as_str().into()).or_default();
             of_container.extend(found.into_values().flatten());
         }

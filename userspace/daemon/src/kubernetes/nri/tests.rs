@@ -48,7 +48,7 @@ use numaward_topology::{Bytes, CpuSet, Machine};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{NriMetrics, Refusals, plugin};
+use super::{DeviceTimeouts, NriMetrics, Refusals, plugin};
 
 const PLUGIN: &str = "90-numaward";
 
@@ -85,6 +85,7 @@ struct NriBench {
     pods: Arc<dyn PodSource>,
     claims: ClaimReader,
     config: Config,
+    device_timeouts: DeviceTimeouts,
 }
 
 /// A running daemon.
@@ -138,7 +139,10 @@ impl NriBench {
             ..Config::default()
         };
         let host = Arc::new(TestHost::new(machine));
-        let bench = Self { dir, host, runtime, pods, claims: ClaimReader::default(), config };
+        let device_timeouts =
+            DeviceTimeouts { kubelet: ANSWER_TIMEOUT, api_server: ANSWER_TIMEOUT, files: ANSWER_TIMEOUT };
+        let bench =
+            Self { dir, host, runtime, pods, claims: ClaimReader::default(), config, device_timeouts };
         for path in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
             bench.cgroup(path);
         }
@@ -182,7 +186,7 @@ impl NriBench {
             (&self.config, kubernetes.subscribe()),
             reconciler.clone(),
             self.host.clone(),
-            (self.pods.clone(), self.claims.clone()),
+            (self.pods.clone(), self.claims.clone(), self.device_timeouts),
             (figures.clone(), refusals.clone()),
             &stop,
         );
@@ -241,6 +245,13 @@ impl NriBench {
         fs::remove_dir_all(self.dir.path().join("cgroup").join(path_of(spec))).unwrap();
         self.runtime.stop_container(&spec.id).await.unwrap();
         self.runtime.remove_container(&spec.id).await.unwrap();
+    }
+
+    /// Gives the runtime and the requests for devices the time limits of a real host.
+    fn limit_times(&mut self) {
+        let online = Online::from(&*self.host.machine());
+        self.runtime = FakeRuntime::new(fake::FakeRuntimeConfig::containerd_2_1(online));
+        self.device_timeouts = DeviceTimeouts::default();
     }
 
     /// Runs other containers until the answer about one of them updates the CPUs of this container in the runtime.

@@ -156,7 +156,8 @@ async fn claimed_devices_are_topology_hints() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failing_api_server_delays_no_pod() {
     let known = Arc::new(FakePods::default());
-    let bench = bench(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
+    let mut bench = bench(known.clone(), fake::FakeRuntimeConfig::containerd_2_1);
+    bench.limit_times();
     let server = connect(&bench).await;
     let daemon = bench.start().await;
     for uid in ["forbidden", "slow"] {

@@ -238,8 +238,7 @@ async fn garbage_costs_one_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_adoption_is_pinned_and_counted() {
     let mut bench = NriBench::new(Arc::new(NoPods), fake::FakeRuntimeConfig::containerd_2_1);
-    let online = Online::from(&*bench.host.machine());
-    bench.runtime = FakeRuntime::new(fake::FakeRuntimeConfig::containerd_2_1(online));
+    bench.limit_times();
     bench.runtime.stop();
     let daemon = bench.start_unconnected();
     let pod = bench.spec("early", "", &[]);
