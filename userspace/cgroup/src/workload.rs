@@ -26,6 +26,9 @@ pub const EXEC_PARENT: &str = "numaward";
 /// The prefixes of known container runtimes before the container's id in the names of cgroups.
 pub const RUNTIMES: [&str; 5] = ["cri-containerd", "crio", "docker", "libpod", "nerdctl"];
 
+/// The length of a container's id: SHA-256 in hexadecimal digits.
+const ID_LENGTH: usize = 64;
+
 /// The workload that owns a cgroup subtree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupWorkload {
@@ -77,6 +80,40 @@ pub struct ContainerIdentity {
     pub pod_uid: Option<String>,
     /// The runtime's prefix in the cgroup's name: `cri-containerd`, `crio`, `docker`, `libpod`.
     pub runtime: Option<String>,
+    /// The runtime that keeps the name of the container, if only root can create a cgroup at this place.
+    pub name_keeper: Option<NameKeeper>,
+}
+
+/// A container runtime that keeps the names of root's containers in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NameKeeper {
+    Docker,
+    Podman,
+}
+
+impl NameKeeper {
+    /// Returns the runtime's name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+        }
+    }
+
+    /// Returns the runtime of a container whose cgroup has these ancestors, if they are not delegated: slices, or the
+    /// top-level cgroups in which the runtimes create containers without systemd.
+    fn of_container(ancestors: &[&str], name: &str, id: &str) -> Option<Self> {
+        let prefix = name.strip_suffix(".scope").unwrap_or(name).strip_suffix(id)?;
+        let is_scope = name.ends_with(".scope") && ancestors.iter().all(|name| has_suffix(name, ".slice"));
+        match (prefix, ancestors) {
+            _ if id.len() != ID_LENGTH => None,
+            ("docker-", _) if is_scope => Some(Self::Docker),
+            ("libpod-", _) if is_scope => Some(Self::Podman),
+            ("", ["docker"]) => Some(Self::Docker),
+            ("libpod-", ["libpod_parent"]) => Some(Self::Podman),
+            _ => None,
+        }
+    }
 }
 
 /// Returns the workload of the cgroup at `path`. `has_guarantee` returns true for cgroups that have a guarantee in the
@@ -128,7 +165,11 @@ fn classify_by_path(path: &CgroupPath) -> CgroupWorkload {
         _ => names.len(),
     };
     let container = pod_container(&names).or_else(|| {
-        names[..outside].iter().enumerate().find_map(|(index, name)| Some((index, plain_container(name)?)))
+        names[..outside].iter().enumerate().find_map(|(index, name)| {
+            let mut container = plain_container(name)?;
+            container.name_keeper = NameKeeper::of_container(&names[..index], name, &container.id);
+            Some((index, container))
+        })
     });
     if let Some((index, container)) = container {
         let name = container.id.chars().take(12).collect();
@@ -160,7 +201,8 @@ fn pod_container(names: &[&str]) -> Option<(usize, ContainerIdentity)> {
     if let Some((slice, rest)) = below.get(joined).and_then(|name| name.split_once(':')) {
         let (runtime, id) = rest.split_once(':')?;
         let pod_uid = Some(pod_of_slice(slice)?);
-        let container = ContainerIdentity { id: id.into(), pod_uid, runtime: Some(runtime.into()) };
+        let runtime = Some(runtime.into());
+        let container = ContainerIdentity { id: id.into(), pod_uid, runtime, name_keeper: None };
         return Some((slices + joined, container));
     }
     let (pod_uid, index) = match pod_of_slice(names[..slices].last().unwrap_or(&"")) {
@@ -171,7 +213,12 @@ fn pod_container(names: &[&str]) -> Option<(usize, ContainerIdentity)> {
     let mut container = plain_container(name).or_else(|| {
         // An id of any form, except for the monitors next to the containers and CRI-O's cgroup of the pod itself.
         let other = name.contains("conmon") || is_unit(name) || has_suffix(name, ".slice");
-        (!other).then(|| ContainerIdentity { id: name.into(), pod_uid: None, runtime: None })
+        (!other).then(|| ContainerIdentity {
+            id: name.into(),
+            pod_uid: None,
+            runtime: None,
+            name_keeper: None,
+        })
     })?;
     container.pod_uid = Some(pod_uid);
     Some((index, container))
@@ -209,14 +256,20 @@ fn pod_of_slice(name: &str) -> Option<String> {
 /// or a shorter id with a known runtime.
 fn plain_container(name: &str) -> Option<ContainerIdentity> {
     let is_hex = |id: &str| id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let is_id = |id: &str| id.len() == 64 && is_hex(id);
+    let is_id = |id: &str| id.len() == ID_LENGTH && is_hex(id);
+    let container = |id: &str, runtime: Option<&str>| ContainerIdentity {
+        id: id.into(),
+        pod_uid: None,
+        runtime: runtime.map(Into::into),
+        name_keeper: None,
+    };
     if is_id(name) {
-        return Some(ContainerIdentity { id: name.into(), pod_uid: None, runtime: None });
+        return Some(container(name, None));
     }
     let (runtime, id) = name.strip_suffix(".scope").unwrap_or(name).rsplit_once('-')?;
     let known = RUNTIMES.contains(&runtime) && id.len() >= 12 && is_hex(id);
     let is_container = known || (is_id(id) && !runtime.contains("conmon"));
-    is_container.then(|| ContainerIdentity { id: id.into(), pod_uid: None, runtime: Some(runtime.into()) })
+    is_container.then(|| container(id, Some(runtime)))
 }
 
 /// Returns the displayed name of a unit: systemd escapes characters, such as separators, as `\x2d`.
@@ -389,6 +442,41 @@ mod tests {
             assert_eq!(container.id, ID, "{path}");
             assert_eq!(container.runtime.as_deref(), runtime, "{path}");
             assert_eq!(container.pod_uid.as_deref(), pod_uid, "{path}");
+        }
+    }
+
+    #[test]
+    fn runtimes_of_root_keep_names() {
+        use NameKeeper::{Docker, Podman};
+        const USER: &str = "/user.slice/user-1000.slice/user@1000.service/user.slice";
+        for (path, expected) in [
+            ("/system.slice/docker-{ID}.scope", Some(Docker)),
+            ("/system.slice/docker-{ID}.scope/init", Some(Docker)),
+            ("/shop.slice/shop-web.slice/docker-{ID}.scope", Some(Docker)),
+            ("/docker/{ID}", Some(Docker)),
+            ("/docker/{ID}/docker/{ID2}", Some(Docker)),
+            ("/machine.slice/libpod-{ID}.scope/container", Some(Podman)),
+            ("/machine.slice/machine-libpod_pod_{ID2}.slice/libpod-{ID}.scope", Some(Podman)),
+            ("/libpod_parent/libpod-{ID}", Some(Podman)),
+            // Delegated subtrees: their owner can choose any names.
+            ("/batch/docker-{ID}.scope", None),
+            ("/batch/docker/{ID}", None),
+            ("/batch/{ID}", None),
+            ("/{ID}", None),
+            (&format!("{USER}/libpod-{{ID}}.scope/container"), None),
+            (&format!("{USER}/docker-{{ID}}.scope"), None),
+            // Pods
+            ("/kubepods/podu1/{ID}", None),
+            ("/kubepods.slice/kubepods-podu1.slice/docker-{ID}.scope", None),
+            // Other runtimes, short ids, cgroups without systemd's suffix
+            ("/system.slice/nerdctl-{ID}.scope", None),
+            ("/system.slice/docker-0123456789ab.scope", None),
+            ("/system.slice/docker-{ID}", None),
+            ("/docker/docker-{ID}", None),
+            ("/docker/0123456789ab", None),
+        ] {
+            let container = classify_text(path).container;
+            assert_eq!(container.and_then(|container| container.name_keeper), expected, "{path}");
         }
     }
 

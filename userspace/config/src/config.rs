@@ -361,10 +361,30 @@ pub struct Observe {
     /// The time for which the series of a removed workload are still exported, so that the last values are scraped.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
     pub keep_removed: Interval,
+    /// Names of the containers of Docker and Podman.
+    pub container_names: ContainerNames,
     /// Estimation of remote accesses if the kernel samples none.
     pub remote_estimate: RemoteEstimate,
     /// Recording of the code that allocates and accesses memory of other nodes.
     pub call_chains: CallChains,
+}
+
+/// Names of root's containers of Docker and Podman, from the files in which the runtimes keep them. A file is read when a
+/// container starts, if only root can change it.
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ContainerNames {
+    /// Counts each container under its name (`docker/NAME`, `podman/NAME`), or its id of twelve digits if the name cannot be
+    /// read. Otherwise, all containers of a runtime are counted together.
+    #[educe(Default = true)]
+    pub enabled: bool,
+    /// The directory of Docker's state (its `data-root`); a path of the host.
+    #[educe(Default(expression = PathBuf::from("/var/lib/docker")))]
+    pub docker_root: PathBuf,
+    /// The directory of Podman's storage (its `graphroot`); a path of the host.
+    #[educe(Default(expression = PathBuf::from("/var/lib/containers/storage")))]
+    pub podman_root: PathBuf,
 }
 
 /// Estimation of accesses to memory of other nodes, for workloads without sampled accesses: from the

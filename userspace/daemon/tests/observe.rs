@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    fs,
-    path::Path,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -150,6 +151,117 @@ fn is_ready_without_cgroups() {
     let degraded = observer.status().degraded;
     let reason = &degraded.iter().find(|degraded| degraded.part == "cgroups").unwrap().reason;
     assert!(reason.contains("cgroup v2") && reason.contains("boot with"), "{reason}");
+    stop.cancel();
+    for thread in threads {
+        thread.thread().unpark();
+        thread.join().unwrap();
+    }
+}
+
+/// A host with the state files of Docker and Podman.
+struct ContainerHost {
+    root: tempfile::TempDir,
+    cgroups: tempfile::TempDir,
+}
+
+impl ContainerHost {
+    fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap(), cgroups: tempfile::tempdir().unwrap() }
+    }
+
+    fn id(digit: char) -> String {
+        digit.to_string().repeat(64)
+    }
+
+    fn state_file(&self, path: &str, text: &str) {
+        let path = self.root.path().join(path);
+        write(&path, text);
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    }
+
+    fn docker(&self, digit: char, name: &str) {
+        let id = Self::id(digit);
+        let text =
+            format!(r#"{{"State":{{}},"ID":"{id}","Config":{{"Env":["Name=/no"]}},"Name":"/{name}"}}"#);
+        self.state_file(&format!("var/lib/docker/containers/{id}/config.v2.json"), &text);
+    }
+
+    fn podman(&self, file: &str, digit: char, name: &str) {
+        let id = Self::id(digit);
+        let text = format!(r#"[{{"id":"{id}","names":["{name}"],"metadata":"{{\"name\":\"no\"}}"}}]"#);
+        self.state_file(&format!("var/lib/containers/storage/overlay-containers/{file}"), &text);
+    }
+
+    fn cgroup(&self, path: &str, digit: char) -> PathBuf {
+        let path = path.replace("{ID}", &Self::id(digit));
+        cgroup(self.cgroups.path(), &path, [0, 0], 0);
+        self.cgroups.path().join(path)
+    }
+}
+
+#[test]
+fn names_containers_of_docker_and_podman() {
+    let host = ContainerHost::new();
+    let web = host.cgroup("system.slice/docker-{ID}.scope", 'a');
+    host.cgroup("system.slice/docker-{ID}.scope/init", 'a');
+    host.docker('a', "web");
+    host.cgroup("docker/{ID}", 'b');
+    host.docker('b', "nginx.service");
+    host.cgroup("docker/{ID}", 'c');
+    host.cgroup("machine.slice/libpod-{ID}.scope/container", 'd');
+    host.cgroup("machine.slice/libpod-conmon-{ID}.scope", 'd');
+    host.podman("containers.json", 'd', "web");
+    host.cgroup("libpod_parent/libpod-{ID}", 'e');
+    host.podman("volatile-containers.json", 'e', "job");
+    // Users create these cgroups: they get no name of a container of root.
+    host.cgroup("user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope", 'd');
+    host.cgroup("batch/docker-{ID}.scope", 'a');
+
+    let mut config = Config { host_root: host.root.path().to_owned(), ..Config::default() };
+    config.probes = config.probes.all_off();
+    config.observe.keep_removed = Interval(Duration::ZERO);
+    let observer = Arc::new(Observer::new(&config));
+    let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let latches = Latches::new(&mut readiness);
+    let source = CgroupSource::Directory(host.cgroups.path().into());
+    let threads = spawn(&observer, source, latches, &Heartbeats::default(), &stop).unwrap();
+    wait_for("ready", || readiness.is_ready().then_some(()));
+    let workloads = || {
+        let workloads = observer.workloads().workloads;
+        workloads.into_iter().filter(|w| w.cgroup.is_some()).map(|w| (w.workload, w.kind)).collect::<Vec<_>>()
+    };
+    let containers = || {
+        let containers = workloads().into_iter().filter(|(_, kind)| kind == "container");
+        containers.map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    let expected =
+        ["docker", "docker/cccccccccccc", "docker/nginx.service", "docker/web", "podman/job", "podman/web"];
+    let found =
+        wait_for("the containers", || Some(containers()).filter(|found| found.len() == expected.len()));
+    assert_eq!(found, expected);
+    let others = workloads().into_iter().filter(|(_, kind)| kind != "container").map(|(name, _)| name);
+    let expected = [
+        "batch",
+        "docker",
+        "libpod-conmon-*.scope",
+        "libpod_parent",
+        "machine.slice",
+        "system.slice",
+        "user.slice",
+        "user@1000.service",
+    ];
+    assert_eq!(others.collect::<Vec<_>>(), expected);
+
+    // A name is read when the container starts, and not again.
+    host.docker('a', "shop");
+    host.cgroup("system.slice/docker-{ID}.scope", '1');
+    wait_for("another container", || containers().contains(&"docker/111111111111".to_owned()).then_some(()));
+    assert!(containers().contains(&"docker/web".to_owned()));
+    fs::remove_dir_all(web).unwrap();
+    wait_for("the end", || (!containers().contains(&"docker/web".to_owned())).then_some(()));
+    host.cgroup("system.slice/docker-{ID}.scope", 'a');
+    wait_for("the new name", || containers().contains(&"docker/shop".to_owned()).then_some(()));
+
     stop.cancel();
     for thread in threads {
         thread.thread().unpark();

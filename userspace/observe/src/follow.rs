@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
+use numaward_cgroup::{CgroupEvent, Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
 use numaward_config::guard::GuardMode;
 use numaward_model::{
     error_chain,
@@ -18,6 +18,7 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    container_names::ContainerNames,
     cpus, guard, history_worker,
     hotplug::{self, Fingerprint},
     observer::Observer,
@@ -132,6 +133,7 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
     let mut probes_maintained: Option<Instant> = None;
     let mut fingerprint = Fingerprint::take(&observer.config.host_root);
     let mut watcher: Option<Watcher> = None;
+    let mut names = ContainerNames::from_config(&observer.config);
     let mut retry = Instant::now();
     while !stop.is_cancelled() {
         health::beat();
@@ -140,7 +142,7 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
             watcher = open(observer, source);
         }
         let has_news = if let Some(watcher) = &mut watcher {
-            follow_cgroups(observer, watcher)
+            follow_cgroups(observer, watcher, names.as_mut())
         } else {
             thread::sleep(MAX_EVENT_WAIT);
             false
@@ -207,7 +209,7 @@ fn maintain_probes(observer: &Observer) {
 }
 
 /// Waits for cgroup events and processes them. Returns whether there were any.
-fn follow_cgroups(observer: &Observer, watcher: &mut Watcher) -> bool {
+fn follow_cgroups(observer: &Observer, watcher: &mut Watcher, names: Option<&mut ContainerNames>) -> bool {
     let events = match watcher.next(MAX_EVENT_WAIT) {
         Ok(events) => events,
         Err(error) => {
@@ -217,17 +219,30 @@ fn follow_cgroups(observer: &Observer, watcher: &mut Watcher) -> bool {
         }
     };
     let has_news = !events.is_empty();
+    let names = names.map(|names| names.read(&events)).unwrap_or_default();
+    let has_names = !names.is_empty();
+    if has_names && let Some(known) = &mut observer.registry.lock().runtime_names {
+        known.extend(names);
+    }
     if has_news {
         // Before removed cgroups release their slots.
         report_probe_events(observer);
         observer.listeners.lock().retain(|listener| listener(&events));
         observer.registry.follow_cpu_times(&events);
         let mut locks = observer.registry.lock_slots();
+        let are_removed = events.iter().any(|event| matches!(event, CgroupEvent::Removed(_)));
         for event in events {
             locks.handle(event);
             // A batch may hold tens of thousands of events.
             health::beat();
         }
+        if are_removed {
+            locks.state.forget_runtime_names();
+        }
+    }
+    if has_names {
+        // A name may be read too late, or its container may have got a guarantee before.
+        observer.registry.lock_slots().rename();
     }
     observer.note(DaemonPart::Cgroups, Ok(()));
     let mode = match watcher.mode() {

@@ -18,6 +18,7 @@ mod accesses;
 mod activity;
 mod affinity;
 mod conditions;
+mod container_names;
 mod coverage;
 mod cpu_time;
 mod cpus;

@@ -134,6 +134,8 @@ impl Observer {
         let probing =
             Probing { probes, attached, cost, intrusions, events, health: health_of, kernel_symbols };
         let page_size = PageSize::of_kernel();
+        let registry = WorkloadRegistry::new(probing, machine, config.observe.keep_removed.0);
+        registry.lock().runtime_names = config.observe.container_names.enabled.then(Default::default);
         Self {
             config: config.clone(),
             events: Events::default(),
@@ -142,7 +144,7 @@ impl Observer {
             listeners: Mutex::default(),
             threads: OwnThreads::default(),
             demand: Demand::new(),
-            registry: WorkloadRegistry::new(probing, machine, config.observe.keep_removed.0),
+            registry,
             node_memory: NodeMemory::new(config.host_root.clone(), page_size, health.clone()),
             latest: Latest::default(),
             health,

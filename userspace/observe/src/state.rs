@@ -1,6 +1,9 @@
 //! State of this host: its workloads, their names and their guarantees. This module reads no file and no BPF map.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use numaward_cgroup::{CgroupId, CgroupPath, CgroupWorkload, ContainerIdentity, Hierarchy};
 use numaward_model::Guarantees;
@@ -32,6 +35,8 @@ pub(crate) struct ObserverState {
     /// from `foreign`. A container that was served under another name before is served under this name from then on;
     /// earlier counts stay under the old name. A name is removed together with its container.
     pub(crate) containers: HashMap<String, Arc<str>>,
+    /// Names of the containers of Docker and Podman by id; `None` if all containers of a runtime are counted together.
+    pub(crate) runtime_names: Option<HashMap<String, Arc<str>>>,
     /// Notified when a container without a known guarantee appears.
     pub(crate) new_container: Arc<Notify>,
     pub(crate) exclusive: ExclusiveCpus,
@@ -48,10 +53,15 @@ impl ObserverState {
         self.label(workload.container.as_ref()).unwrap_or_else(|| naming::name(workload))
     }
 
-    /// Returns the name under which a pod's container is served, if it is known. A container id outside of a pod is
-    /// not trusted, because any cgroup can carry it.
+    /// Returns the name under which a container is served, if it has a name of its own. Otherwise, a container id outside of
+    /// a pod is not trusted, because any cgroup can carry it.
     pub(crate) fn label(&self, container: Option<&ContainerIdentity>) -> Option<String> {
-        let container = container.filter(|container| container.pod_uid.is_some())?;
+        let container = container?;
+        if let Some(runtime) = container.name_keeper {
+            let names = self.runtime_names.as_ref()?;
+            return Some(naming::runtime_container(runtime, &container.id, names.get(&container.id)));
+        }
+        let container = Some(container).filter(|container| container.pod_uid.is_some())?;
         let known = self.containers.get(&container.id).map(ToString::to_string);
         known.or_else(|| self.foreign.as_ref()?.label(container))
     }
@@ -63,6 +73,14 @@ impl ObserverState {
             let is_new = self.table.name(id).is_none_or(|name| **name != *label);
             is_new.then_some((id, label, member))
         })
+    }
+
+    /// Removes the names of containers without a cgroup.
+    pub(crate) fn forget_runtime_names(&mut self) {
+        let Some(names) = self.runtime_names.as_mut().filter(|names| !names.is_empty()) else { return };
+        let containers = self.table.members().filter_map(|(_, member)| member.container.as_ref());
+        let ids: HashSet<&str> = containers.map(|container| container.id.as_str()).collect();
+        names.retain(|id, _| ids.contains(id.as_str()));
     }
 
     /// Handles a new cgroup of a container. A guarantee of another program applies from the container's first page.
@@ -94,7 +112,10 @@ impl ObserverState {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use numaward_cgroup::classify;
+    use numaward_probes::NodeCounters;
 
     use super::*;
 
@@ -115,5 +136,29 @@ mod tests {
             let path: CgroupPath = path.parse().unwrap();
             assert_eq!(state.name_of(&classify(&path, |_| false)), name, "{path}");
         }
+    }
+
+    #[test]
+    fn container_of_a_runtime_has_its_name_until_it_is_removed() {
+        const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        let names = HashMap::from([(ID.to_owned(), "web".into())]);
+        let mut state = ObserverState { runtime_names: Some(names), ..ObserverState::default() };
+        let name = |state: &ObserverState, path: &str| {
+            state.name_of(&classify(&path.replace("{ID}", ID).parse().unwrap(), |_| false))
+        };
+        assert_eq!(name(&state, "/system.slice/docker-{ID}.scope/init"), "docker/web");
+        assert_eq!(name(&state, "/machine.slice/libpod-{ID}.scope"), "podman/web");
+        assert_eq!(name(&state, "/batch/docker-{ID}.scope"), "docker", "a user can create this cgroup");
+        let path: CgroupPath = format!("/docker/{ID}").parse().unwrap();
+        let workload = classify(&path, |_| false);
+        let member = Member::new(path, workload.kind, workload.container);
+        state.table_mut().add(CgroupId(1), "docker/web", member);
+        state.forget_runtime_names();
+        assert_eq!(name(&state, "/docker/{ID}"), "docker/web");
+        state.table_mut().remove(CgroupId(1), &NodeCounters::new(), Instant::now());
+        state.forget_runtime_names();
+        assert_eq!(name(&state, "/docker/{ID}"), "docker/0123456789ab");
+        state.runtime_names = None;
+        assert_eq!(name(&state, "/docker/{ID}"), "containers");
     }
 }

@@ -194,6 +194,7 @@ mod tests {
             id: "x".to_owned(),
             pod_uid: Some(uid.to_owned()),
             runtime: None,
+            name_keeper: None,
         };
         let names = Names::new([], &assigned, &guarantees);
         assert_eq!(names.label(&container("u1")).as_deref(), Some("ns/a"));
