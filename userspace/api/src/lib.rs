@@ -299,9 +299,9 @@ pub struct Workloads {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
-    /// The label `workload` of its metrics. Workloads without a name of their own, such as containers, share one label;
-    /// their metrics are sums.
-    #[schema(examples("postgresql@17-main.service", "docker"))]
+    /// The label `workload` of its metrics. Workloads without a name of their own, such as containers in delegated
+    /// subtrees, share one label; their metrics are sums.
+    #[schema(examples("postgresql@17-main.service", "docker/web"))]
     pub workload: String,
     /// The kind of workload.
     #[schema(examples("unit", "container", "exec", "cgroup", "other"))]

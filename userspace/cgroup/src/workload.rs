@@ -104,7 +104,7 @@ impl NameKeeper {
     /// top-level cgroups in which the runtimes create containers without systemd.
     fn of_container(ancestors: &[&str], name: &str, id: &str) -> Option<Self> {
         let prefix = name.strip_suffix(".scope").unwrap_or(name).strip_suffix(id)?;
-        let is_scope = name.ends_with(".scope") && ancestors.iter().all(|name| has_suffix(name, ".slice"));
+        let is_scope = is_unit(name) && ancestors.iter().all(|name| has_suffix(name, ".slice"));
         match (prefix, ancestors) {
             _ if id.len() != ID_LENGTH => None,
             ("docker-", _) if is_scope => Some(Self::Docker),

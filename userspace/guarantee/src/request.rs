@@ -392,7 +392,8 @@ fn check_unit(unit: &str) -> Result<String, FieldError> {
         }
         _ => {
             let problem = format!("{unit:?} is not the name of a unit that has a cgroup");
-            Err(FieldError::new("target.unit", problem, "a name such as nginx.service"))
+            let allowed = "a name such as nginx.service, or the path of a cgroup, which `numaward describe` prints for a container";
+            Err(FieldError::new("target.unit", problem, allowed))
         }
     }
 }
@@ -563,6 +564,11 @@ mod tests {
             ),
             (|asked| asked.target = api::Target::Cgroup("/".to_owned()), "target.cgroup", "the whole host"),
             (|asked| asked.target = api::Target::Unit("a".to_owned()), "target.unit", "nginx.service"),
+            (
+                |asked| asked.target = api::Target::Unit("docker/web".to_owned()),
+                "target.unit",
+                "numaward describe",
+            ),
             (|asked| asked.target = api::Target::Unit("a.timer".to_owned()), "target.unit", "has a cgroup"),
             (
                 |asked| drop(asked.hugepages.insert("2M".to_owned(), "2Mi".to_owned())),

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_only_protected_files_of_the_host() {
+    fn reads_only_protected_files() {
         let (host, elsewhere) = (Host::new(), tempfile::tempdir().unwrap());
         let (file, events) = (host.docker_file('a'), [docker('a')]);
         let web = [('a', "web".to_owned())];

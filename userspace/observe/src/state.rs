@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn container_of_a_runtime_has_its_name_until_it_is_removed() {
+    fn runtime_name_ends_with_its_cgroup() {
         const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         let names = HashMap::from([(ID.to_owned(), "web".into())]);
         let mut state = ObserverState { runtime_names: Some(names), ..ObserverState::default() };
