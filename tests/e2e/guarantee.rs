@@ -121,6 +121,18 @@ fn guarantees_outlive_the_daemon() {
     assert!(release.starts_with("0\nmax\n"), "what was found is given back: {release}");
     assert!(release.contains("no guarantee named \"batch\"") && release.ends_with("code 1"), "{release}");
 
+    let (container, path) = (report.section("container"), format!("/docker/{:0>64}", 7));
+    for words in [
+        "\"docker/web\" is not the name of a unit that has a cgroup",
+        &format!("\n{path}\n"),
+        "\"name\": \"web\"",
+        &format!("\"cgroup\": \"{path}\""),
+    ] {
+        assert!(container.contains(words), "{words} in\n{container}");
+    }
+    // Two nodes, each with local and remote memory.
+    assert!(container.lines().any(|line| line == "4"), "{container}");
+
     let bad = report.section("bad input");
     for words in [
         "invalid value '0' for '--cpus <NUMBER>': not a number of CPUs above 0",

@@ -94,6 +94,21 @@ cat $cgroups/batch/memory.min $cgroups/batch/memory.max
 with_code numaward release batch 2>&1
 unload batch $load_pid
 
+# A container, as Docker's driver cgroupfs makes it: a file with its name, then a cgroup of its id.
+id=$(printf '%064d' 7)
+mkdir -p /var/lib/docker/containers/$id
+echo '{"Name":"/web"}' >/var/lib/docker/containers/$id/config.v2.json
+section "container"
+load docker/$id --cpus 2 --size 64M
+must_fail numaward guarantee docker/web --cpus 1 --memory 128Mi 2>&1
+numaward describe docker/web | grep -o "/docker/$id" | head -1
+numaward guarantee /docker/$id --name web --cpus 1 --memory 128Mi -o json >/tmp/container.json 2>>$remarks
+grep -E '"(name|cgroup)"' /tmp/container.json
+samples numaward_memory_allocated_bytes_total | grep -c 'workload="docker/web"'
+numaward release web
+unload docker/$id $load_pid
+rmdir $cgroups/docker
+
 section "bad input"
 for arguments in "--cpus 0 --memory 1Mi" "--cpus 1 --memory 0" "--cpus 1 --memory 1gb" "--cpus 1000 --memory 1Mi"; do
     numaward exec $arguments -- true 2>&1 | head -1
