@@ -26,7 +26,7 @@ use numaward_daemon::{
 };
 use numaward_guarantee::ports::Ports;
 use numaward_http::{Accept, App, ControlListener, HostNames, IncomingConnection, serve};
-use numaward_kube::{api::ClaimReader, pod::NoPods};
+use numaward_kube::{api::ClaimReader, nri::Options, pod::NoPods};
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
 use numaward_telemetry::metrics::Metrics;
@@ -175,7 +175,8 @@ impl HostDirectory {
             let is_native = config.strategy == StrategyKind::Native;
             let counted = (placing, nri::Refusals::new(kubernetes.clone(), is_native));
             let pods = (Arc::new(NoPods) as _, ClaimReader::default());
-            let plugin = nri::plugin((&config, kubernetes), reconciler, ports, pods, counted, &stop);
+            let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
+            let plugin = nri::plugin(options, (&config, kubernetes), reconciler, ports, pods, counted, &stop);
             tokio::spawn(plugin.run(stop.clone()));
         }
         Ok(LocalDaemon { address, stop, threads })
