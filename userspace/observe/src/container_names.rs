@@ -268,6 +268,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, mknodat};
 
     use super::*;
+    use crate::observer::Observer;
 
     fn id(digit: char) -> String {
         digit.to_string().repeat(64)
@@ -465,6 +466,18 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(names.running.is_none() && names.waiting.is_empty());
+    }
+
+    #[test]
+    fn late_name_replaces_the_id() {
+        let observer = Observer::new(&Config::default());
+        observer.registry.lock_slots().handle(docker('a'));
+        let name = || observer.registry.lock().table.name(CgroupId(1)).map(ToString::to_string);
+        assert_eq!(name().as_deref(), Some("docker/aaaaaaaaaaaa"));
+        let names = Names::from([(id('a'), "web".into())]);
+        observer.registry.lock().runtime_names.as_mut().unwrap().extend(names);
+        observer.registry.lock_slots().rename();
+        assert_eq!(name().as_deref(), Some("docker/web"));
     }
 
     #[test]
