@@ -7,6 +7,7 @@
 
 mod activity;
 mod allocation;
+pub mod claim_template;
 pub mod doctor;
 mod enforcement;
 mod event;

@@ -263,6 +263,13 @@ pub(crate) enum Command {
     /// Replays traces, on the machines they were recorded for or on another, and compares the admitted requests, the distance of
     /// memory from its CPUs, and the free memory that cannot be used. Needs neither a daemon nor privileges.
     Simulate(Simulate),
+    /// Experimental: write templates of resource claims for the pods of a manifest
+    ///
+    /// Each container that has a guarantee by its requests gets a claim of the same CPUs, memory and hugepages of one NUMA node. Prints a
+    /// ResourceClaimTemplate for each claim, and the manifest with pods that use them; everything else of it stays. The input can have
+    /// several documents: Pod, Deployment, StatefulSet, DaemonSet, Job and CronJob are changed, if a container has a guarantee. Needs
+    /// neither a daemon nor a cluster. Exits with 2 if the manifest is invalid or no pod gets a claim.
+    ClaimTemplate(ClaimTemplateArgs),
     /// Show which workloads have to move so that a request fits
     ///
     /// Nothing is moved. Exits with 3 if no moves within the limits make the request fit. Requires the strategy native.
@@ -373,6 +380,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
             "bugtool",
             "import-kubelet-state",
             "export-kubelet-state",
+            "claim-template",
             "uninstall",
         ],
     ),
@@ -388,10 +396,11 @@ Begin with:
 ";
 
 /// Commands that ask no daemon.
-const LOCAL_COMMANDS: [&str; 10] = [
+const LOCAL_COMMANDS: [&str; 11] = [
     "run",
     "replay",
     "simulate",
+    "claim-template",
     "config",
     "import-kubelet-state",
     "uninstall",
@@ -895,6 +904,25 @@ fn parse_pair(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
+/// Parses a label of Kubernetes.
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let is_part = |text: &str, max: usize| {
+        let ends = [text.chars().next(), text.chars().next_back()];
+        text.len() <= max
+            && ends.into_iter().all(|end| end.is_some_and(|end| end.is_ascii_alphanumeric()))
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let (key, value) = parse_pair(text)?;
+    let (domain, name) =
+        key.split_once('/').map_or((None, key.as_str()), |(domain, name)| (Some(domain), name));
+    let is_valid = is_part(name, 63) && domain.is_none_or(|domain| is_part(domain, 253));
+    if is_valid && (value.is_empty() || is_part(&value, 63)) {
+        Ok((key, value))
+    } else {
+        Err(format!("{text:?} is not a label, such as app=db or example.com/numa=true"))
+    }
+}
+
 fn tiers_help(tiers: Tiers) -> &'static str {
     match tiers {
         Tiers::Attached => "Together with the nodes with CPUs that they are nearest to",
@@ -1248,6 +1276,22 @@ pub(crate) struct ImportArgs {
     pub(crate) node: NodeArgs,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClaimTemplateArgs {
+    /// The manifest, in YAML; - is standard input
+    #[arg(value_name = "FILE", default_value = "-")]
+    pub(crate) file: PathBuf,
+    /// DeviceClass of the claims, which selects the devices node-N
+    #[arg(long, value_name = "NAME", default_value = "numa-node")]
+    pub(crate) device_class: String,
+    /// Print an admission policy instead of the manifest
+    ///
+    /// It makes the change to pods with this label as they are created, if they have the containers and the amounts of the manifest,
+    /// whose metadata.namespace is required. For pods of operators and charts.
+    #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
+    pub(crate) admission_policy: Option<(String, String)>,
 }
 
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ mod affinity;
 mod areas;
 mod args;
 mod bugtool;
+mod claim_template;
 mod client;
 mod column;
 mod control;
@@ -59,6 +60,7 @@ use anyhow::{Context, bail};
 use clap::{CommandFactory, FromArgMatches as _, error::ErrorKind};
 use numaward_api::{self as api, Version};
 use numaward_api::{
+    claim_template::{ClaimManifests, ManifestRequest},
     doctor::{CheckResult, HostCheck},
     import::ImportReport,
     restore::RestoreReport,
@@ -71,16 +73,18 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs, EventFilterArgs, ExecArgs,
-        ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat, ListKind, ListOutput,
-        MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecommendArgs, RecommendFormat,
-        RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate, StackFormat,
-        TopArgs, TrialArgs, UninstallArgs,
+        ClaimTemplateArgs, Cli, Command, ConfigArgs, ConfigCommand, ConfigFormat, ConnectionArgs,
+        EventFilterArgs, ExecArgs, ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat,
+        ListKind, ListOutput, MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecommendArgs,
+        RecommendFormat, RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate,
+        StackFormat, TopArgs, TrialArgs, UninstallArgs,
     },
     client::{ClientError, Server},
     remote::Remote,
 };
 
+/// Exit code: wrong usage or input.
+const EXIT_USAGE: u8 = 2;
 /// Exit code: the engine refused a request.
 const EXIT_REFUSED: u8 = 3;
 /// Exit code: the daemon is not reachable.
@@ -107,6 +111,8 @@ pub struct DaemonHooks {
     pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<ImportReport>,
     /// Restores all settings that a daemon with this configuration changed.
     pub restore: fn(&config::Config, Machine) -> anyhow::Result<RestoreReport>,
+    /// Returns manifests with resource claims, or the problem of the manifest.
+    pub claim_manifests: fn(&ManifestRequest) -> Result<ClaimManifests, String>,
 }
 
 /// Executes the command of this process's arguments.
@@ -172,6 +178,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Simulate(args) => simulate(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
         Command::ExportKubeletState(args) => export_kubelet_state(&connection, &args),
+        Command::ClaimTemplate(args) => claim_template(daemon, args),
         Command::Uninstall(args) => uninstall(daemon, args),
         Command::Options => print_text(&args::options().render_long_help().to_string()),
         Command::Version(output) => version(output),
@@ -958,6 +965,23 @@ fn import_kubelet_state(daemon: &DaemonHooks, args: ImportArgs) -> anyhow::Resul
     let imported =
         (daemon.import)(&config, &topology::machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)
+}
+
+fn claim_template(daemon: &DaemonHooks, args: ClaimTemplateArgs) -> anyhow::Result<ExitCode> {
+    let ClaimTemplateArgs { file, device_class, admission_policy: label } = args;
+    let text = claim_template::read(&file)?;
+    match (daemon.claim_manifests)(&ManifestRequest { text, device_class, label }) {
+        Ok(ClaimManifests { text, notes }) => {
+            for note in notes {
+                eprintln!("numaward: {}", text::clean_lines(&note));
+            }
+            print_text(&text)
+        }
+        Err(problem) => {
+            eprintln!("numaward: {}: {}", file.display(), text::clean_lines(&problem));
+            Ok(ExitCode::from(EXIT_USAGE))
+        }
+    }
 }
 
 fn uninstall(daemon: &DaemonHooks, args: UninstallArgs) -> anyhow::Result<ExitCode> {

@@ -157,4 +157,33 @@ impl Request {
     pub fn is_regular_init(&self, name: &ContainerName) -> bool {
         self.init_containers.iter().find(|init| &init.name == name).is_some_and(|init| !init.restartable)
     }
+    /// Returns the effective amounts of a pod in Kubernetes: the larger of the sum over its app containers and sidecars, and the maximum
+    /// while its init containers run. `of` returns `width` amounts of a container.
+    pub fn effective_amounts(&self, width: usize, of: impl Fn(&ContainerRequest) -> Vec<u64>) -> Vec<u64> {
+        let (mut all, mut sidecars, mut starting) = (vec![0; width], vec![0; width], vec![0; width]);
+        for container in &self.init_containers {
+            let mut now = of(container);
+            add(&mut now, &sidecars);
+            raise(&mut starting, &now);
+            if container.restartable {
+                sidecars = now;
+            }
+        }
+        for container in &self.containers {
+            add(&mut all, &of(container));
+        }
+        add(&mut all, &sidecars);
+        raise(&mut all, &starting);
+        all
+    }
+}
+
+/// Adds amounts to sums.
+pub(crate) fn add(sums: &mut [u64], amounts: &[u64]) {
+    sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum = sum.saturating_add(*amount));
+}
+
+/// Raises maxima to amounts.
+pub(crate) fn raise(most: &mut [u64], amounts: &[u64]) {
+    most.iter_mut().zip(amounts).for_each(|(most, amount)| *most = (*most).max(*amount));
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use numaward_cli::DaemonHooks;
 use numaward_control::{Control, restore};
+use numaward_daemon::kubernetes::claim_template;
 use numaward_guarantee::{error::StartError, import, policy};
 
 fn main() -> ExitCode {
@@ -23,5 +24,6 @@ fn main() -> ExitCode {
                 numaward_daemon::run_one_shot(config, |runtime| restore::restore(config, machine, runtime));
             Ok(restored.context("cannot start")??)
         },
+        claim_manifests: claim_template::claim_manifests,
     })
 }

@@ -69,6 +69,20 @@ pub fn is_capacity(name: &str) -> bool {
     CAPACITIES.contains(&name)
 }
 
+/// Returns the amounts of a claim for the CPUs and memory of a container: whole CPUs, and bytes rounded up to the steps of the capacities. A
+/// fraction of a CPU is none: it is shared. The error is a kind of memory of which devices have no capacity.
+pub fn claim_amounts(resources: &Resources) -> Result<Amounts, ZoneKind> {
+    let cpus = resources.cpu.and_then(Quantity::whole_cpus).filter(|cpus| *cpus > 0);
+    let mut amounts: Amounts = cpus.map(|cpus| (CPU.into(), Quantity::whole(cpus))).into_iter().collect();
+    for (&kind, amount) in resources.memory.iter().filter(|(_, amount)| !amount.is_zero()) {
+        let of_kind = MEMORY_CAPACITIES.iter().find(|(_, of, _)| *of == kind).ok_or(kind)?;
+        let (name, _, step) = *of_kind;
+        let steps = amount.units().unwrap_or(u64::MAX).div_ceil(step);
+        amounts.insert(name.into(), Quantity::whole(steps.saturating_mul(step)));
+    }
+    Ok(amounts)
+}
+
 /// Returns the node of a device by its name; `None` if the name is not that of a device.
 pub fn node_of_device(name: &str) -> Option<NodeId> {
     let number = [NODE, MEMORY_NODE].iter().find_map(|kind| name.strip_prefix(kind)?.strip_prefix('-'))?;
@@ -105,12 +119,16 @@ pub fn charged(ledger: &Ledger) -> BTreeMap<NodeId, Amounts> {
     charged
 }
 
+/// Returns the resources of these amounts.
+pub fn resources(amounts: &Amounts) -> Resources {
+    let amount = |name: &str| amounts.get(name).copied().filter(|amount| !amount.is_zero());
+    let memory = MEMORY_CAPACITIES.iter().filter_map(|&(name, kind, _)| Some((kind, amount(name)?)));
+    Resources { cpu: amount(CPU), memory: memory.collect() }
+}
+
 /// Returns the request of a part of a claim to the strategy of the host, with its terms. `node`: the node of the device; `None` if the
 /// strategy chooses the nodes.
 pub fn placement_request(owner: OwnerId, node: Option<NodeId>, consumed: &Amounts) -> (Request, Terms) {
-    let amount = |name: &str| consumed.get(name).copied().filter(|amount| !amount.is_zero());
-    let memory = MEMORY_CAPACITIES.iter().filter_map(|&(name, kind, _)| Some((kind, amount(name)?)));
-    let resources = Resources { cpu: amount(CPU), memory: memory.collect() };
     let terms = Terms {
         // On a given node, there is nothing that a policy could forbid.
         policy: node.map(|_| TopologyManagerPolicy::BestEffort),
@@ -120,7 +138,7 @@ pub fn placement_request(owner: OwnerId, node: Option<NodeId>, consumed: &Amount
         immovable: node.is_some(),
         ..Terms::default()
     };
-    (Request::workload(owner, resources), terms)
+    (Request::workload(owner, resources(consumed)), terms)
 }
 
 /// Amounts of a NUMA node.

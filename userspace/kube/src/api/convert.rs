@@ -365,6 +365,42 @@ impl Fields for PodFields {
     }
 }
 
+/// Converts the JSON text of a pod's manifest, whose `metadata.uid` has any value. Requests that are absent are those that the API server
+/// sets: the limits and, for the whole pod, the sum over its containers. An error names the field.
+pub fn pod_of_manifest(text: &str) -> Result<Pod, String> {
+    let mut pod = Arc::unwrap_or_clone(PodFields::parse(text)?.stored.pod);
+    for container in pod.init_containers.iter_mut().chain(&mut pod.containers) {
+        set_defaults(&mut container.requests, &container.limits);
+    }
+    let request = pod.request();
+    if let Some(of_pod) = &mut pod.resources {
+        let mut defaults = of_pod.limits.clone();
+        let sum = |of: &dyn Fn(&Resources) -> Option<u64>| {
+            let amount = |container: &ContainerRequest| vec![of(&container.requests).unwrap_or(0)];
+            let is_given = request.all_containers().any(|container| of(&container.requests).is_some());
+            is_given
+                .then(|| request.effective_amounts(1, amount))
+                .and_then(|amounts| amounts.first().copied())
+        };
+        if let Some(millis) = sum(&|requests| requests.cpu?.millis()) {
+            defaults.cpu = defaults.cpu.map(|_| Quantity::milli(millis));
+        }
+        for (kind, amount) in &mut defaults.memory {
+            let bytes = sum(&|requests| requests.memory.get(kind)?.units());
+            *amount = bytes.map_or(*amount, Quantity::whole);
+        }
+        set_defaults(&mut of_pod.requests, &defaults);
+    }
+    Ok(pod)
+}
+
+fn set_defaults(requests: &mut Resources, defaults: &Resources) {
+    requests.cpu = requests.cpu.or(defaults.cpu);
+    for (&kind, &amount) in &defaults.memory {
+        requests.memory.entry(kind).or_insert(amount);
+    }
+}
+
 /// Converts a pod of the Kubernetes node `node`. An error names the pod and the field.
 pub(super) fn pod(object: ApiObject<PodFields>, node: &str) -> Result<StoredPod, String> {
     let ApiObject { identity, fields } = object;

@@ -59,7 +59,7 @@ use tower::{
 
 pub use self::{
     claims::{ClaimReader, ClaimedDevice, DevicePlace, DevicesByContainer},
-    convert::StoredPod,
+    convert::{StoredPod, pod_of_manifest},
     events::{EventQueue, EventWriter},
     evictions::{Controller, EvictionReason, EvictionSource, EvictionTiming, Evictor},
     metrics::ApiMetrics,

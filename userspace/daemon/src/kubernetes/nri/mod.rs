@@ -49,6 +49,7 @@ use numaward_observe::Observer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::pod_level_resources::{PodGuarantee, guarantees};
 pub use self::{devices::DeviceTimeouts, metrics::NriMetrics, refusals::Refusals, room_events::report_moves};
 use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
 

@@ -5,6 +5,8 @@
 //! in any pod. The rest of the pod-level amounts is one more guarantee, [`POD_SHARE`], which the other containers share (KEP-5526). Init
 //! containers get the CPUs and memory of later containers, so that they are not part of the sum.
 
+use std::collections::BTreeMap;
+
 use numaward_engine::{ContainerRequest, PodResources, QosClass, Quantity, Request, Resources};
 use numaward_guarantee::pod::{MemoryClaim, PodClaim};
 use numaward_kube::pod::Pod;
@@ -12,6 +14,43 @@ use numaward_model::pod::{GuaranteeSource, POD_SHARE};
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::annotations::{Annotations, ExtraGuarantee, PlacementAnnotation};
+
+/// A guarantee, and the containers of the pod that it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::kubernetes) struct PodGuarantee {
+    pub(in crate::kubernetes) resources: Resources,
+    pub(in crate::kubernetes) containers: Vec<String>,
+    /// True if an init container that ends before the app containers start has it alone.
+    pub(in crate::kubernetes) is_of_init: bool,
+}
+
+/// Returns the guarantees that the strategy `native` gives to a Guaranteed pod with these annotations.
+pub(in crate::kubernetes) fn guarantees(
+    pod: &Pod,
+    annotations: &BTreeMap<String, String>,
+) -> Vec<PodGuarantee> {
+    let annotations = Annotations::read(annotations);
+    let claim = claim(pod, &annotations);
+    let PodClaim::Pod(request) = &claim else { return Vec::new() };
+    let is_guaranteed = class(pod) == QosClass::Guaranteed;
+    let guarantee = |of: &ContainerRequest| {
+        let name = of.name.as_str();
+        let is_used_by = |user: &&ContainerRequest| {
+            let user = user.name.as_str();
+            match guarantee_source(pod, &claim, &annotations, user) {
+                GuaranteeSource::Pod | GuaranteeSource::PodInit => name == POD_SHARE,
+                GuaranteeSource::Own | GuaranteeSource::Part | GuaranteeSource::Claim => name == user,
+            }
+        };
+        let users = pod.containers.iter().chain(&pod.init_containers).filter(is_used_by);
+        PodGuarantee {
+            resources: of.requests.clone(),
+            containers: users.map(|user| user.name.to_string()).collect(),
+            is_of_init: request.is_regular_init(&of.name),
+        }
+    };
+    request.all_containers().filter(|_| is_guaranteed).map(guarantee).collect()
+}
 
 pub(super) fn class(pod: &Pod) -> QosClass {
     pod.request().qos()

@@ -29,7 +29,7 @@ use crate::{
     ledger::Ledger,
     policy::PolicyConfig,
     qos::QosClass,
-    request::{ContainerRequest, Request, Resources},
+    request::{ContainerRequest, Request, Resources, add, raise},
     strategy::Allocatable,
 };
 
@@ -126,7 +126,7 @@ impl Scheduler {
     /// Returns the requests of a pod.
     pub(super) fn pod_requests(&self, request: &Request) -> PodRequests {
         let amounts = |of: &ContainerRequest| self.amounts(&of.requests);
-        let weight = total(request, 2, |of| {
+        let weight = request.effective_amounts(2, |of| {
             let Resources { cpu, memory } = &of.requests;
             let amounts = amounts(of);
             let cpu = if cpu.is_some() { amounts[0] } else { DEFAULT_REQUESTS[0] };
@@ -149,7 +149,7 @@ impl Scheduler {
         };
         let is_guaranteed = request.qos() == QosClass::Guaranteed;
         PodRequests {
-            total: total(request, self.capacity.len(), amounts),
+            total: request.effective_amounts(self.capacity.len(), amounts),
             weight: [weight[0], weight[1]],
             aligned: is_guaranteed.then(aligned),
             claim: self.claims.as_ref().filter(|_| is_guaranteed).and_then(|claims| claims.claim(request)),
@@ -265,34 +265,6 @@ impl Scheduler {
         };
         self.nodes.iter().flat_map(free).collect()
     }
-}
-
-/// Returns the effective requests of a pod: the larger of the sum of its containers and sidecars, and the maximum while its init
-/// containers run.
-fn total(request: &Request, width: usize, of: impl Fn(&ContainerRequest) -> Amounts) -> Amounts {
-    let (mut all, mut sidecars, mut starting) = (vec![0; width], vec![0; width], vec![0; width]);
-    for container in &request.init_containers {
-        let mut now = of(container);
-        add(&mut now, &sidecars);
-        raise(&mut starting, &now);
-        if container.restartable {
-            sidecars = now;
-        }
-    }
-    for container in &request.containers {
-        add(&mut all, &of(container));
-    }
-    add(&mut all, &sidecars);
-    raise(&mut all, &starting);
-    all
-}
-
-fn add(sums: &mut [u64], amounts: &[u64]) {
-    sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum = sum.saturating_add(*amount));
-}
-
-fn raise(most: &mut [u64], amounts: &[u64]) {
-    most.iter_mut().zip(amounts).for_each(|(most, amount)| *most = (*most).max(*amount));
 }
 
 #[cfg(test)]
