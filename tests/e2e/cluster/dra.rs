@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     Cluster, ContainerPlace, MACHINE, NODES, ROLLOUT, SHARED, burstable, component_overlay, condition,
-    container, node, pod,
+    container, guaranteed, node, pod,
 };
 use crate::containerd::nodes;
 
@@ -26,6 +26,7 @@ fn claims_get_nodes_that_the_scheduler_chose() {
     claim_without_room_waits(&cluster, &two);
     claims_outlive_restarts(&cluster);
     missing_plugin_is_waited_for(&cluster);
+    written_manifests_are_placed(&cluster);
     cluster.step("done");
 }
 
@@ -86,8 +87,10 @@ fn create(cluster: &Cluster, name: &str, cpus: u32) {
     cluster.kubectl.apply(&claiming);
 }
 
-/// Returns the number of the node on which the scheduler has allocated a claim.
-fn allocated_node(cluster: &Cluster, claim: &str) -> usize {
+/// Returns the number of the node on which the scheduler has allocated the claim of a pod: the one of a template, or that with its name.
+fn allocated_node(cluster: &Cluster, name: &str) -> usize {
+    let pod = cluster.pod(name).unwrap();
+    let claim = pod["status"]["resourceClaimStatuses"][0]["resourceClaimName"].as_str().unwrap_or(name);
     let claim = cluster.kubectl.json(&["get", "resourceclaim", claim]).unwrap();
     let device = &claim["status"]["allocation"]["devices"]["results"][0]["device"];
     let number = device.as_str().and_then(|name| name.strip_prefix("node-")?.parse().ok());
@@ -200,4 +203,37 @@ fn missing_plugin_is_waited_for(cluster: &Cluster) {
         let is_free = held["allocations"] == json!([]) && place.cpus.len() == 6;
         if is_free { Ok(()) } else { Err(format!("{held} {place:?} {status:?}")) }
     });
+}
+
+/// The manifests of `numaward claim-template`, and the admission policy, give pods the claims for their requests.
+fn written_manifests_are_placed(cluster: &Cluster) {
+    let labelled = |name: &str| {
+        let mut pod = pod(name, &[container("main", &guaranteed(2, 64))]);
+        pod["metadata"]["labels"] = json!({ "claims": "true" });
+        pod["metadata"]["namespace"] = json!("default");
+        pod
+    };
+    let write = |name: &str, arguments: &str| {
+        let command = format!("numaward claim-template {arguments} <<'END'\n{}\nEND", labelled(name));
+        let text = cluster.node.run(&command).unwrap();
+        cluster.kubectl.apply_text(&text);
+    };
+    write("written", "");
+    let written = wait_until_on_node(cluster, "written", 2);
+    let requests = cluster.pod("written").unwrap()["spec"]["resources"]["requests"].take();
+    assert_eq!(requests, json!({ "cpu": "2", "memory": "64Mi" }));
+    write("attached", "--admission-policy claims=true");
+    // The API server uses a policy some time after it was created.
+    let attached = cluster.wait_for("the policy attaches the claim", || {
+        cluster.kubectl.apply(&labelled("attached"));
+        let pod = cluster.pod("attached")?;
+        if pod["spec"]["resourceClaims"].is_array() {
+            return Ok(wait_until_on_node(cluster, "attached", 2));
+        }
+        cluster.delete(&["attached"]);
+        Err(pod["spec"].to_string())
+    });
+    assert!(attached.cpus.is_disjoint(&written.cpus), "{attached:?} {written:?}");
+    cluster.delete(&["written", "attached"]);
+    cluster.step("written manifests are placed");
 }

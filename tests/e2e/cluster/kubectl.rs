@@ -42,8 +42,12 @@ impl Kubectl {
 
     /// Creates or changes an object.
     pub(super) fn apply(&self, object: &Value) {
-        let applied = self.run_with(&["apply", "--filename=-"], &object.to_string());
-        applied.unwrap_or_else(|error| panic!("{error}\n{object:#}"));
+        self.apply_text(&object.to_string());
+    }
+
+    /// Creates or changes the objects of a text.
+    pub(super) fn apply_text(&self, text: &str) {
+        self.run_with(&["apply", "--filename=-"], text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
 
     /// Asserts that the API server would accept an object with all of its fields.

@@ -2,7 +2,7 @@
 //! those of `docs/evidence.md` everywhere.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -182,7 +182,7 @@ fn finds_wrong_commands() {
     }
 }
 
-/// First word of the text of an experimental key or option.
+/// First word of the text of an experimental key, option or command.
 const EXPERIMENTAL: &str = "Experimental: ";
 
 /// Returns the part of a page below the heading `Experimental`.
@@ -232,6 +232,13 @@ fn experimental_features_are_marked_everywhere() {
     for (option, help) in &options {
         assert_eq!(names.contains(option.as_str()), help.starts_with(EXPERIMENTAL), "{option}: {help}");
     }
+    let parser = Cli::command();
+    let about = |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
+    let commands: BTreeMap<_, _> =
+        parser.get_subcommands().map(|command| (command.get_name(), about(command))).collect();
+    for (command, about) in &commands {
+        assert_eq!(names.contains(command), about.starts_with(EXPERIMENTAL), "{command}: {about}");
+    }
     let mut keys = Vec::new();
     collect_keys("", &numaward_config::json_schema(), &mut keys);
     let is_listed = |key: &str| names.iter().any(|name| key.ends_with(&format!(".{name}")));
@@ -240,9 +247,10 @@ fn experimental_features_are_marked_everywhere() {
     }
     for name in &names {
         let key = format!(".{name}");
-        let exists =
-            options.iter().any(|(option, _)| option == name) || keys.iter().any(|(of, _)| of.ends_with(&key));
-        assert!(exists, "there is no key or option {name}");
+        let exists = options.iter().any(|(option, _)| option == name)
+            || commands.contains_key(name)
+            || keys.iter().any(|(of, _)| of.ends_with(&key));
+        assert!(exists, "there is no key, option or command {name}");
     }
 
     let summary = experimental_section("SUMMARY.md");

@@ -899,3 +899,43 @@ fn suggests_reserved_memory() {
         assert!(used > 0 && reserved > used && reserved % (64 << 20) == 0, "{node}");
     }
 }
+
+#[test]
+fn writes_claim_templates() {
+    let files = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../daemon/tests/claim_template"));
+    let (manifest, read) =
+        (files.join("db.yaml"), |name: &str| fs::read_to_string(files.join(name)).unwrap());
+    let manifest = manifest.to_str().unwrap();
+    let written = output(&["claim-template", manifest]);
+    assert_eq!(
+        (text(&written.stdout), text(&written.stderr), written.status.code()),
+        (read("claims.yaml"), String::new(), Some(0))
+    );
+    let policy = run_command(&["claim-template", manifest, "--admission-policy", "app=db"]);
+    assert_eq!(policy, (read("policy.yaml"), 0));
+    let (written, _) = run_command(&["claim-template", "--device-class", "fast", manifest]);
+    assert_eq!(written.matches("deviceClassName: fast\n").count(), 2);
+    let mut piped =
+        numaward(&["claim-template", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    piped.stdin.take().unwrap().write_all(read("db.yaml").as_bytes()).unwrap();
+    assert_eq!(text(&piped.wait_with_output().unwrap().stdout), read("claims.yaml"));
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pod.yaml");
+    fs::write(
+        &file,
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: \"a\\e[1m\"}]}\n",
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    let (error, code) = run_failing(&["claim-template", file]);
+    let expected =
+        format!("numaward: {file}: document 1 (Pod web, line 1): no claim: its class is BestEffort");
+    assert!(code == 2 && error.starts_with(&expected), "{error}");
+    for label in ["app", "=db", "a b=c", "app=d b", "/a=b", "a/b/c=d"] {
+        let (error, code) = run_failing(&["claim-template", file, "--admission-policy", label]);
+        assert!(code == 2 && error.contains("--admission-policy"), "{label}: {error}");
+    }
+    let (error, code) = run_failing(&["claim-template", "/nowhere.yaml"]);
+    assert!(code == 1 && error.contains("/nowhere.yaml: cannot be opened"), "{error}");
+}

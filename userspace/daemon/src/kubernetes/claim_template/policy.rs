@@ -120,15 +120,13 @@ fn conditions(claiming: &ClaimingPod) -> Vec<String> {
     conditions
 }
 
-/// Returns conditions for the amounts in a part of a pod.
-fn equal(object: &str, resources: &Resources) -> Vec<String> {
-    let condition = |(name, amount): (String, Json)| {
-        let name = Json::from(name);
-        format!(
-            "has({object}) && {name} in {object} &&\n  quantity({object}[{name}]).compareTo(quantity({amount})) == 0"
-        )
-    };
-    amounts(resources).into_iter().map(condition).collect()
+/// Returns the condition that a part of a pod has these amounts; `None` if there are none.
+fn equal(part: &str, resources: &Resources) -> Option<String> {
+    let expected: Vec<_> =
+        amounts(resources).into_iter().map(|(name, amount)| json!([name, amount])).collect();
+    let is_equal = format!("a[0] in {part} && quantity({part}[a[0]]).compareTo(quantity(a[1])) == 0");
+    (!expected.is_empty())
+        .then(|| format!("has({part}) &&\n  {}.all(a,\n    {is_equal})", Json::from(expected)))
 }
 
 /// Returns the operations that each pod of the manifest needs.

@@ -250,7 +250,7 @@ impl PreparerState {
 }
 
 /// Returns the requests of a pod for which devices have capacities: at most what a quota counts.
-fn requests(pod: &Pod) -> Amounts {
+pub(super) fn requests(pod: &Pod) -> Amounts {
     let sidecars = pod.init_containers.iter().filter(|container| container.restartable);
     let containers = || pod.containers.iter().chain(sidecars.clone()).map(|container| &container.requests);
     let of_pod = pod.resources.as_ref().map(|resources| &resources.requests);
