@@ -138,7 +138,7 @@ fn guarantees_become_claims() {
         (
             "resources of the pod as a whole",
             pod(&format!(
-                "resources: {{limits: {{cpu: 7, memory: 10Gi}}}}\ncontainers: [{large}, {{name: a}}, {{name: b}}]"
+                "resources: {{requests: {{cpu: 7, memory: 10Gi}}, limits: {{cpu: 7, memory: 10Gi}}}}\ncontainers: [{large}, {{name: a}}, {{name: b}}]"
             )),
             json!({"main": {"cpu": "4", "memory": "8Gi"}, "a": {"cpu": "3", "memory": "2Gi"}}),
             ["7", "10Gi"],
@@ -149,6 +149,12 @@ fn guarantees_become_claims() {
                 .replace("namespace: ns", "namespace: ns, annotations: {log.numaward.io/placement: shared}"),
             json!({"main": {"cpu": "4", "memory": "8Gi"}}),
             ["4500m", "8292Mi"],
+        ),
+        (
+            "default requests of the pod as a whole",
+            pod("resources: {limits: {cpu: 3, memory: 2Gi}}\ncontainers: [{name: a}]"),
+            json!({"a": {"cpu": "3", "memory": "2Gi"}}),
+            ["3", "2Gi"],
         ),
         (
             "a string with a quote",
@@ -257,7 +263,7 @@ spec:
 x: !a
 ";
     let error = convert(old).unwrap_err();
-    assert!(error.contains("line 28: anchors and tags"), "{error}");
+    assert!(error.contains("line 27: anchors and tags"), "{error}");
     let old = old.replace("!a", "a").replace("|-]", "z]").replace("%YAML 1.2\n---\n", "");
     let old = old.replace(
         "name: none\n      resources:\n",
@@ -274,8 +280,8 @@ x: !a
         .replace(
             "    containers:\n",
             "    resources:\n      limits:\n        cpu: \"2\"\n        memory: 2Gi\n      requests:\n        cpu: \"2\"\n        memory: 2Gi\n    \
-             resourceClaims:\n      - name: main\n        resourceClaimTemplateName: wëb-main\n      - name: none\n        \
-             resourceClaimTemplateName: wëb-none\n    containers:\n",
+             resourceClaims:\n      - name: main\n        resourceClaimTemplateName: \"wëb-main\"\n      - name: none\n        \
+             resourceClaimTemplateName: \"wëb-none\"\n    containers:\n",
         );
     assert_eq!(&new[start..], expected);
 }
@@ -321,7 +327,7 @@ fn refuses_other_input() {
         ),
         (
             format!("{guaranteed}---\n{guaranteed}"),
-            "document 2 (Pod web, line 6): metadata.name: the template for container \"main\"",
+            "document 2 (Pod web, line 7): metadata.name: the template for container \"main\"",
         ),
         (guaranteed.replace("name: web", &format!("name: {}", "w".repeat(249))), "which is too long"),
         (
@@ -354,7 +360,7 @@ fn notes_name_what_is_left_alone() {
     let [annotation, burstable] = &notes[..] else { panic!("{notes:?}") };
     assert!(
         annotation.contains(
-            "document 2 (Pod web, line 6): claims do not follow the annotations numaward.io/same-cache"
+            "document 2 (Pod web, line 7): claims do not follow the annotations numaward.io/same-cache"
         ),
         "{annotation}"
     );
@@ -377,7 +383,11 @@ fn driver_gives_what_the_containers_request() {
     let mut reserved = BTreeMap::new();
     for template in documents.iter().filter(|document| document["kind"] == "ResourceClaimTemplate") {
         let name = template["metadata"]["name"].as_str().unwrap();
-        let claim: Claim = serde_json::from_value(template["spec"]["spec"]["devices"].clone()).unwrap();
+        // The fixtures of the allocator have the amounts of a request without another level.
+        let mut devices = template["spec"]["spec"]["devices"].clone();
+        let exactly = &mut devices["requests"][0]["exactly"];
+        exactly["capacity"] = exactly["capacity"]["requests"].take();
+        let claim: Claim = serde_json::from_value(devices).unwrap();
         let allocated = allocator::allocate(&slices, &[claim]).unwrap().remove(0);
         allocator::consume(&mut slices, &allocated);
         let [device] = &allocated[..] else { panic!("{allocated:?}") };
