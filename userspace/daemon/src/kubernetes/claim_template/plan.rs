@@ -43,15 +43,16 @@ impl PodPlan {
     /// Plans the claims of a pod with these guarantees. The error names a container.
     pub(super) fn new(pod: &Pod, guarantees: &[PodGuarantee]) -> Result<Self, String> {
         let mut claims = Vec::<PlannedClaim>::new();
+        let apps: BTreeSet<_> = pod.containers.iter().map(|container| container.name.as_str()).collect();
         let of_init = |is_of_init| guarantees.iter().filter(move |of| of.is_of_init == is_of_init);
         for guarantee in of_init(false).chain(of_init(true)) {
             let Some(name) = guarantee.containers.first() else { continue };
             let amounts = devices::claim_amounts(&guarantee.resources)
                 .map_err(|kind| format!("container {name:?}: devices have no capacity of {kind}"))?;
             let is_enough = |claim: &&mut PlannedClaim| {
-                let is_of_app = pod.containers.iter().any(|container| container.name.as_str() == claim.name);
                 let has = |name: &str| claim.amounts.get(name).copied().unwrap_or_default();
-                is_of_app && amounts.iter().all(|(name, amount)| has(name) >= *amount)
+                apps.contains(claim.name.as_str())
+                    && amounts.iter().all(|(name, amount)| has(name) >= *amount)
             };
             match claims.iter_mut().filter(|_| guarantee.is_of_init).find(is_enough) {
                 Some(claim) => claim.containers.push(name.clone()),

@@ -33,21 +33,19 @@ pub(in crate::kubernetes) fn guarantees(
     let claim = claim(pod, &annotations);
     let PodClaim::Pod(request) = &claim else { return Vec::new() };
     let is_guaranteed = class(pod) == QosClass::Guaranteed;
-    let guarantee = |of: &ContainerRequest| {
-        let name = of.name.as_str();
-        let is_used_by = |user: &&ContainerRequest| {
-            let user = user.name.as_str();
-            match guarantee_source(pod, &claim, &annotations, user) {
-                GuaranteeSource::Pod | GuaranteeSource::PodInit => name == POD_SHARE,
-                GuaranteeSource::Own | GuaranteeSource::Part | GuaranteeSource::Claim => name == user,
-            }
+    let mut users = BTreeMap::<&str, Vec<String>>::new();
+    for user in pod.containers.iter().chain(&pod.init_containers) {
+        let name = user.name.as_str();
+        let guarantee = match guarantee_source(pod, &claim, &annotations, name) {
+            GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE,
+            GuaranteeSource::Own | GuaranteeSource::Part | GuaranteeSource::Claim => name,
         };
-        let users = pod.containers.iter().chain(&pod.init_containers).filter(is_used_by);
-        PodGuarantee {
-            resources: of.requests.clone(),
-            containers: users.map(|user| user.name.to_string()).collect(),
-            is_of_init: request.is_regular_init(&of.name),
-        }
+        users.entry(guarantee).or_default().push(name.to_owned());
+    }
+    let guarantee = |of: &ContainerRequest| PodGuarantee {
+        resources: of.requests.clone(),
+        containers: users.get(of.name.as_str()).cloned().unwrap_or_default(),
+        is_of_init: request.is_regular_init(&of.name),
     };
     request.all_containers().filter(|_| is_guaranteed).map(guarantee).collect()
 }
