@@ -219,7 +219,7 @@ impl Reader<'_> {
                 } else {
                     let content =
                         Content::Scalar { text: text.to_string(), is_plain: *style == ScalarStyle::Plain };
-                    self.add(Node { content, range, line: at.line() })?;
+                    self.add(Node { content, range, line: at.line() });
                 }
             }
             Event::SequenceStart(..) | Event::MappingStart(..) => {
@@ -247,7 +247,7 @@ impl Reader<'_> {
                     let is_flow =
                         self.text.get(node.range.start..).is_some_and(|text| text.starts_with(['{', '[']));
                     node.range.end = if is_flow { self.offset(span.end) } else { node.last_end() };
-                    self.add(node)?;
+                    self.add(node);
                 }
             }
             Event::Nothing
@@ -259,10 +259,10 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn add(&mut self, node: Node) -> Result<(), String> {
+    fn add(&mut self, node: Node) {
         let Some(parent) = self.open.last_mut() else {
             self.documents.push(node);
-            return Ok(());
+            return;
         };
         match (&mut parent.node.content, parent.key.take()) {
             (Content::Sequence(items), _) => items.push(node),
@@ -276,7 +276,6 @@ impl Reader<'_> {
             }
             (Content::Mapping(_) | Content::Scalar { .. }, _) => {}
         }
-        Ok(())
     }
 
     fn offset(&self, at: Marker) -> usize {
