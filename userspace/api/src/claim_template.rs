@@ -1,6 +1,6 @@
 //! Input and output of `numaward claim-template`.
 
-/// Manifests whose pods are to use resource claims.
+/// Manifests of pods that are to use resource claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestRequest {
     /// The text, in YAML.

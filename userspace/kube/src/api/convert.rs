@@ -365,8 +365,8 @@ impl Fields for PodFields {
     }
 }
 
-/// Converts the JSON text of a pod's manifest, whose `metadata.uid` has any value. Requests that are absent are those that the API server
-/// sets: the limits and, for the whole pod, the sum over its containers. An error names the field.
+/// Converts the JSON text of a pod's manifest, with any `metadata.uid`. Absent requests are those that the API server sets: the limits and,
+/// for the whole pod, the sum over its containers. An error names the field.
 pub fn pod_of_manifest(text: &str) -> Result<Pod, String> {
     let mut pod = Arc::unwrap_or_clone(PodFields::parse(text)?.stored.pod);
     for container in pod.init_containers.iter_mut().chain(&mut pod.containers) {

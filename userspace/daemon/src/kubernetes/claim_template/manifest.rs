@@ -28,7 +28,7 @@ pub(super) struct Change {
     /// Keys and indices of the mapping.
     pub(super) path: Vec<String>,
     pub(super) key: String,
-    /// A mapping or sequence whose scalars are texts.
+    /// A mapping or sequence of texts.
     pub(super) value: Json,
 }
 
@@ -53,7 +53,7 @@ struct Entry {
     value: Node,
 }
 
-/// A collection whose end has not been read yet.
+/// A collection without its end, which has not been read yet.
 struct OpenCollection {
     node: Node,
     /// Key that waits for its value.
@@ -91,7 +91,7 @@ impl Node {
         entries.iter().map(|entry| entry.key.as_str()).find(|key| !known.insert(*key))
     }
 
-    /// Returns the end of the last value in a block, whose own end is behind the following blank lines and comments.
+    /// Returns the end of the last value in a block. The end of the block itself is behind the following blank lines and comments.
     fn last_end(&self) -> usize {
         let last = match &self.content {
             Content::Scalar { .. } => None,

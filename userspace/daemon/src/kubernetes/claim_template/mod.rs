@@ -53,7 +53,7 @@ struct PodDocument<'a> {
     path: &'static [&'static str],
 }
 
-/// A pod whose containers get claims.
+/// A pod with claims for its containers.
 struct ClaimingPod {
     /// Name of the object with the pod.
     name: String,
@@ -69,7 +69,7 @@ enum NoClaims {
     Invalid(String),
 }
 
-/// Returns manifests whose pods use resource claims, or admission policies that change such pods. An error names the document and the
+/// Returns manifests with resource claims, or admission policies that add claims to pods. An error names the document and the
 /// field.
 pub fn claim_manifests(request: &ManifestRequest) -> Result<ClaimManifests, String> {
     let manifest = Manifest::parse(&request.text)?;
