@@ -32,7 +32,7 @@ use numaward_cgroup::{CgroupEvent, NameKeeper, classify, open_protected, read_op
 use numaward_config::Config;
 use serde::Deserialize;
 
-/// Longest time for which new cgroups wait for the names of their containers.
+/// Longest time for which new cgroups wait for the names of their containers, except in tests.
 const READ_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Most containers that wait for a thread. The names of further ones are not read.
@@ -60,6 +60,8 @@ type Reader = Arc<dyn Fn(&Wanted) -> Names + Send + Sync>;
 /// Reader of the names of new containers.
 pub(crate) struct ContainerNames {
     read: Reader,
+    /// Longest time for which new cgroups wait for the names.
+    timeout: Duration,
     waiting: Wanted,
     running: Option<mpsc::Receiver<Names>>,
 }
@@ -77,22 +79,22 @@ impl ContainerNames {
         let stores =
             [store(NameKeeper::Docker, &keys.docker_root), store(NameKeeper::Podman, &keys.podman_root)];
         let read = move |wanted: &Wanted| stores.iter().flat_map(|store| store.names(wanted)).collect();
-        keys.enabled.then(|| Self::new(Arc::new(read)))
+        keys.enabled.then(|| Self::new(Arc::new(read), READ_TIMEOUT))
     }
 
-    fn new(read: Reader) -> Self {
-        Self { read, waiting: Wanted::new(), running: None }
+    fn new(read: Reader, timeout: Duration) -> Self {
+        Self { read, timeout, waiting: Wanted::new(), running: None }
     }
 
     /// Returns the names of containers that have become known: those of the containers with new cgroups, unless they take
-    /// longer than [`READ_TIMEOUT`], and of earlier ones.
+    /// too long, and of earlier ones.
     pub(crate) fn read(&mut self, events: &[CgroupEvent]) -> Names {
         self.waiting.extend(events.iter().filter_map(new_container));
         while self.waiting.len() > MAX_WAITING {
             self.waiting.pop_last();
         }
         // A thread that was late once is not waited for again.
-        let timeout = if self.running.is_some() { Duration::ZERO } else { READ_TIMEOUT };
+        let timeout = if self.running.is_some() { Duration::ZERO } else { self.timeout };
         let deadline = Instant::now() + timeout;
         let mut names = Names::new();
         while self.running.is_some() || self.start() {
@@ -270,6 +272,8 @@ mod tests {
     use super::*;
     use crate::observer::Observer;
 
+    const LONG: Duration = Duration::from_mins(1);
+
     fn id(digit: char) -> String {
         digit.to_string().repeat(64)
     }
@@ -310,7 +314,9 @@ mod tests {
         /// Returns the names by the first digit of the ids.
         fn read(&self, events: &[CgroupEvent]) -> Vec<(char, String)> {
             let config = Config { host_root: self.0.path().into(), ..Config::default() };
-            let names = ContainerNames::from_config(&config).unwrap().read(events);
+            let mut reader = ContainerNames::from_config(&config).unwrap();
+            reader.timeout = LONG;
+            let names = reader.read(events);
             let mut names: Vec<_> =
                 names.iter().map(|(id, name)| (id.chars().next().unwrap(), name.to_string())).collect();
             names.sort_unstable();
@@ -443,16 +449,18 @@ mod tests {
     fn hung_file_delays_cgroups_once() {
         let (release, wait) = mpsc::channel::<()>();
         let wait = parking_lot::Mutex::new(Some(wait));
-        let mut names = ContainerNames::new(Arc::new(move |wanted: &Wanted| {
+        let read = Arc::new(move |wanted: &Wanted| {
             if let Some(wait) = wait.lock().take() {
                 let _ = wait.recv();
             }
             wanted.iter().map(|(_, id)| (id.clone(), "web".into())).collect()
-        }));
+        });
+        let mut names = ContainerNames::new(read, Duration::from_millis(20));
         assert_eq!(names.read(&[docker('a')]).len(), 0);
+        names.timeout = LONG;
         let start = Instant::now();
         assert_eq!(names.read(&[docker('b'), docker('c')]).len(), 0);
-        assert!(start.elapsed() < READ_TIMEOUT, "it is not waited for again");
+        assert!(start.elapsed() < LONG / 2, "it is not waited for again");
         for digit in 0..40_000 {
             names.waiting.insert((NameKeeper::Podman, format!("{digit:064x}")));
         }
@@ -482,10 +490,11 @@ mod tests {
 
     #[test]
     fn panicking_reader_is_replaced() {
-        let mut names = ContainerNames::new(Arc::new(|wanted: &Wanted| {
+        let read = Arc::new(|wanted: &Wanted| {
             assert!(wanted.len() > 1, "on purpose");
             wanted.iter().map(|(_, id)| (id.clone(), "web".into())).collect()
-        }));
+        });
+        let mut names = ContainerNames::new(read, LONG);
         assert_eq!(names.read(&[docker('a')]).len(), 0);
         assert_eq!(names.read(&[docker('b'), docker('c')]).len(), 2);
     }
