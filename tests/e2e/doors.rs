@@ -237,7 +237,7 @@ fn hung_workloads_hold_no_place() {
     eprintln!("{report}");
 
     assert!(report.section("before").contains("\"syscall\""), "its functions have names:\n{report}");
-    // Linux 7 reads the mappings nevertheless.
+    // Linux 7 reads the mappings nevertheless, under the locks of single ones.
     let is_readable = bench.kernel().version().starts_with("7.");
     let expected = if is_readable { "readable" } else { "locked" };
     assert_eq!(report.section("locked map").lines().next(), Some(expected));
@@ -262,12 +262,9 @@ fn hung_workloads_hold_no_place() {
         assert!(times.all(|took| took.parse::<u64>().unwrap() <= 2), "{section}: {text}");
     }
     // No write waits with the lock of all cpusets.
-    for (section, is_refused) in
-        [("guarantee of the locked map", !is_readable), ("release of the locked map", true)]
-    {
+    for section in ["guarantee of the locked map", "release of the locked map"] {
         let text = report.section(section);
-        assert_eq!(text.contains("keeps its memory map locked"), is_refused, "{section}: {text}");
-        assert_eq!(text.contains("code 1"), is_refused, "{section}: {text}");
+        assert!(text.contains("keeps its memory map locked") && text.contains("code 1"), "{section}: {text}");
         assert_eq!(text.lines().filter(|line| *line == "in time").count(), 4, "{section}: {text}");
     }
     let release: Vec<_> = report.section("release of the locked map").lines().collect();
