@@ -174,7 +174,7 @@ impl HostDirectory {
             let kubernetes = watch::Sender::new(config.kubernetes.clone()).subscribe();
             let is_native = config.strategy == StrategyKind::Native;
             let counted = (placing, nri::Refusals::new(kubernetes.clone(), is_native));
-            let pods = (Arc::new(NoPods) as _, ClaimReader::default());
+            let pods = (Arc::new(NoPods) as _, ClaimReader::default(), nri::DeviceTimeouts::default());
             let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
             let plugin = nri::plugin(options, (&config, kubernetes), reconciler, ports, pods, counted, &stop);
             tokio::spawn(plugin.run(stop.clone()));

@@ -25,7 +25,7 @@ fn example() -> String {
 
 /// Returns a pod with these lines in its specification.
 fn pod(spec: &str) -> String {
-    let spec: String = spec.lines().map(|line| format!("  {line}\n")).collect();
+    let spec: String = spec.lines().flat_map(|line| ["  ", line, "\n"]).collect();
     format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: web, namespace: ns}}\nspec:\n{spec}")
 }
 
