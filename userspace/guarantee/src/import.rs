@@ -364,9 +364,9 @@ mod tests {
                     let imported = || import(&config, &machine(), None, dir.path(), true);
                     let expected = imported().unwrap();
                     assert!(!expected.containers.is_empty() && expected.warnings.is_empty());
-                    files
-                        .iter()
-                        .for_each(|file| rewrite_as_1_37(&dir.path().join(file), has_pods_in_fields, 0));
+                    for file in files {
+                        rewrite_as_1_37(&dir.path().join(file), has_pods_in_fields, 0);
+                    }
                     assert_eq!(imported().unwrap(), expected);
                 }
             }

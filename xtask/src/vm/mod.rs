@@ -379,6 +379,9 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
 /// in `next`. Both are signed with a temporary key.
 fn make_packages(program: &PathBuf, folder: &Path, has_next: bool) -> Result<()> {
     setup::ensure(&[Part::Gpg])?;
+    // Another run may make the same packages; the lock ends with this function.
+    let lock = fs::File::create(folder.join("dist.lock"))?;
+    lock.lock()?;
     let signer = dist::Signer::throw_away()?;
     let out = folder.join("dist");
     let programs = slice::from_ref(program);
