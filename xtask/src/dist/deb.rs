@@ -70,8 +70,10 @@ fi
 "#;
 
 /// Objections of lintian that are overridden, with the reason.
-const LINTIAN_OVERRIDES: [(&str, &str); 2] = [
+const LINTIAN_OVERRIDES: [(&str, &str); 4] = [
     ("shared-library-lacks-prerequisites", "It is static, for every distribution: it needs no library."),
+    ("statically-linked-binary", "Programs of tests are static at fixed addresses."),
+    ("embedded-library", "libyaml is a translation into Rust, which Debian does not have as a library."),
     ("unstripped-binary-or-object", "The names in a backtrace are all that a report of a panic has."),
 ];
 

@@ -71,7 +71,7 @@ impl DiskImage {
     pub(crate) const PACKAGES: Self = Self {
         name: "package managers",
         folder: PACKAGE_MANAGERS,
-        packages: &["dbus", "systemd-sysv", "apt", "gpg", "rpm", "ansible-core", "python3-apt"],
+        packages: &["dbus", "systemd-sysv", "apt", "gpg", "gpg-agent", "rpm", "ansible-core", "python3-apt"],
         megabytes: 130,
     };
 }
