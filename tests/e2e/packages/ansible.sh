@@ -29,8 +29,9 @@ http.server.HTTPServer(("127.0.0.1", 9090), Handler).serve_forever()
 END
 echo '[]' >/run/result
 python3 /run/prometheus.py &
-_serves() { busybox nc -z 127.0.0.1 9090; }
+_serves() { wget -q -O /dev/null 'http://127.0.0.1:9090/api/v1/query?query=up'; }
 wait_for 60 _serves
+rm /run/queries
 
 mkdir /run/fleet
 cd /run/fleet
