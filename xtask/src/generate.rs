@@ -65,6 +65,16 @@ const GENERATORS: &[Generator] = &[
         files: &["docs/configuration.md"],
     },
     Generator {
+        target: LIBRARIES,
+        test: "kubernetes::claim_template::tests::manifest_keeps_everything_else",
+        files: &["userspace/daemon/tests/claim_template/claims.yaml"],
+    },
+    Generator {
+        target: LIBRARIES,
+        test: "kubernetes::claim_template::tests::policy_selects_pods_by_label",
+        files: &["userspace/daemon/tests/claim_template/policy.yaml"],
+    },
+    Generator {
         target: "cli",
         test: "the_help_is_checked_in",
         files: &["userspace/numaward/tests/help.txt"],
