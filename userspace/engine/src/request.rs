@@ -157,6 +157,7 @@ impl Request {
     pub fn is_regular_init(&self, name: &ContainerName) -> bool {
         self.init_containers.iter().find(|init| &init.name == name).is_some_and(|init| !init.restartable)
     }
+
     /// Returns the effective amounts of a pod in Kubernetes: the larger of the sum over its app containers and sidecars, and the maximum
     /// while its init containers run. `of` returns `width` amounts of a container.
     pub fn effective_amounts(&self, width: usize, of: impl Fn(&ContainerRequest) -> Vec<u64>) -> Vec<u64> {

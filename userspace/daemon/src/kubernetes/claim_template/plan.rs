@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
-    ContainerRequest, Quantity, Resources,
+    Quantity, Resources,
     claims::{
         allocator::Amounts,
         devices::{self, CPU},
@@ -69,8 +69,12 @@ impl PodPlan {
 
     /// Returns the claim that a container uses.
     pub(super) fn claim_of(&self, container: &str) -> Option<&PlannedClaim> {
-        self.claims.iter().find(|claim| claim.containers.iter().any(|user| user == container))
+        claim_of(&self.claims, container)
     }
+}
+
+fn claim_of<'a>(claims: &'a [PlannedClaim], container: &str) -> Option<&'a PlannedClaim> {
+    claims.iter().find(|claim| claim.containers.iter().any(|user| user == container))
 }
 
 /// Returns the sum of the claims and of the remaining requests, and at least what the pod has as a whole.
@@ -94,11 +98,9 @@ fn pod_resources(pod: &Pod, claims: &[PlannedClaim]) -> Resources {
         });
         [cpu].into_iter().chain(memory).collect()
     };
-    let claim_of = |container: &ContainerRequest| {
-        claims.iter().find(|claim| claim.containers.iter().any(|user| user == container.name.as_str()))
-    };
-    let mut total = request
-        .effective_amounts(1 + kinds.len(), |container| amounts(&container.requests, claim_of(container)));
+    let mut total = request.effective_amounts(1 + kinds.len(), |container| {
+        amounts(&container.requests, claim_of(claims, container.name.as_str()))
+    });
     for claim in claims {
         let of_claim = devices::resources(&claim.amounts);
         for (sum, amount) in total.iter_mut().zip(amounts(&of_claim, None)) {
