@@ -69,6 +69,12 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end }}
 
+{{/* Not empty if the cluster can hold each daemon to its own node. */}}
+{{- define "numaward.ownNode" -}}
+{{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" -}}
+{{- if and .Values.ownNode.enabled (or $served (not .Values.checkCapabilities)) -}}true{{- end -}}
+{{- end }}
+
 {{- define "numaward.namespaced" -}}
 {{ include "numaward.metadata" . }}
 namespace: {{ .Release.Namespace }}
