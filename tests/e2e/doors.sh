@@ -22,11 +22,11 @@ for my $name (grep { /^user\.numaward\./ } split /\0/, substr $names, 0, $length
     print substr($value, 0, $length > 0 ? $length : 0), "\n";
 }
 END
-# attributes DIRECTORY: sets 100 attributes with long names on each directory in it. Prints the number of attributes.
+# attributes DIRECTORY: sets 60 attributes with long names on each directory in it. Prints the number of attributes.
 cat >/run/attributes.pl <<'END'
 my ($directory, $number, $value) = (@ARGV, 0, 'x');
 for my $path (glob "$directory/*/") {
-    for my $attribute (1 .. 100) {
+    for my $attribute (1 .. 60) {
         my $name = 'user.numaward.' . 'x' x 235 . $attribute;
         $number += syscall(188, $path, $name, $value, 1, 0) == 0;
     }

@@ -144,6 +144,22 @@ pub fn pod_cgroup(path: &CgroupPath) -> Option<(String, CgroupPath)> {
     Some((container.pod_uid?, path.ancestors().nth(below)?))
 }
 
+/// Returns the cgroup of the pod, of the user (`user-1000.slice`) or else of the workload to which this cgroup belongs. Each of them can
+/// create any number of cgroups below, so that limits for one owner count them together.
+pub fn owner_cgroup(path: &CgroupPath) -> CgroupPath {
+    if let Some((_, pod)) = pod_cgroup(path) {
+        return pod;
+    }
+    let mut names = path.components();
+    let is_of_user = names.next() == Some("user.slice")
+        && names.next().is_some_and(|name| name.starts_with("user-") && has_suffix(name, ".slice"));
+    if is_of_user {
+        let above = names.count();
+        return path.ancestors().nth(above).unwrap_or_else(CgroupPath::root);
+    }
+    classify_by_path(path).root
+}
+
 fn classify_by_path(path: &CgroupPath) -> CgroupWorkload {
     let names: Vec<&str> = path.components().collect();
     // The workload is the cgroup of the first `depth` components.
@@ -367,6 +383,35 @@ mod tests {
             assert_eq!((found.kind, found.name.as_str()), (kind, name), "{path}");
             assert_eq!(root(path), workload_root, "{path}");
             assert_eq!(found.container, None, "{path}");
+        }
+    }
+
+    #[test]
+    fn cgroups_of_one_owner_belong_together() {
+        for (path, owner) in [
+            ("/user.slice/user-1000.slice/session-2.scope", "/user.slice/user-1000.slice"),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/app.slice/a.scope",
+                "/user.slice/user-1000.slice",
+            ),
+            ("/user.slice/user-1000.slice", "/user.slice/user-1000.slice"),
+            ("/system.slice/nginx.service/worker/1", "/system.slice/nginx.service"),
+            ("/system.slice/a.service/user.slice/user-1.slice/b", "/system.slice/a.service"),
+            ("/batch/user.slice/user-1.slice/b", "/batch"),
+            ("/numaward/bench-1/child", "/numaward/bench-1"),
+            ("/kubepods/burstable/pod{POD}/{ID}/below", "/kubepods/burstable/pod{POD}"),
+            (
+                "/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope",
+                "/kubepods.slice/kubepods-pod{POD_}.slice",
+            ),
+            ("/system.slice/docker-{ID}.scope/a", "/system.slice/docker-{ID}.scope"),
+            ("/", "/"),
+        ] {
+            let filled = |text: &str| {
+                let text = text.replace("{ID}", ID).replace("{POD}", POD).replace("{POD_}", POD_);
+                text.parse::<CgroupPath>().unwrap()
+            };
+            assert_eq!(owner_cgroup(&filled(path)), filled(owner), "{path}");
         }
     }
 

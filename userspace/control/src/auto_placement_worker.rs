@@ -91,7 +91,7 @@ pub(crate) fn start(
         Job::Survey(nodes) => JobOutcome::Surveyed(sources.survey(&nodes)),
         Job::Move(cgroup, order) => {
             let (root, ended) = (sources.host_root.clone(), ended.clone());
-            let moved = detached_move(&detached, cgroup.as_str(), &order, HANG_TIMEOUT, move |order| {
+            let moved = detached_move(&detached, &cgroup, &order, HANG_TIMEOUT, move |order| {
                 move_pages(&root, order, &ended)
             });
             JobOutcome::Moved { cgroup, order, moved }

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::read::{self, CgroupNodeMemory};
+use numaward_cgroup::{
+    CgroupPath,
+    read::{self, CgroupNodeMemory},
+};
 use numaward_enforce::{
     DetachedReads,
     pages::{self, PageMove, PageOutcome, PagesMoved},
@@ -42,8 +45,8 @@ pub(crate) type ByNode = BTreeMap<NodeId, Bytes>;
 pub(crate) enum Job {
     /// Read the memory of workloads: names, and the directories of their cgroups.
     Read(Vec<(String, Vec<PathBuf>)>),
-    /// Move pages of the workload with this name.
-    Move(String, PageMove),
+    /// Move pages of the workload with this name, of which `cgroup` is the first.
+    Move { name: String, cgroup: CgroupPath, order: PageMove },
 }
 
 /// The result of a job.
@@ -82,9 +85,9 @@ fn perform(root: &Path, job: Job, stop: &CancellationToken, detached: &DetachedR
                 workloads.into_iter().filter_map(|(name, dirs)| Some((name, user_memory(&dirs)?))).collect();
             JobOutcome::Read { found, took: started.elapsed() }
         }
-        Job::Move(name, order) => {
+        Job::Move { name, cgroup, order } => {
             let (root, stop) = (root.to_owned(), stop.clone());
-            let moved = detached_move(detached, &name, &order, HANG_TIMEOUT, move |order| {
+            let moved = detached_move(detached, &cgroup, &order, HANG_TIMEOUT, move |order| {
                 move_or_drop(&root, order, Instant::now() + MAX_MOVE_TIME, &stop)
             });
             JobOutcome::Moved { name, order, moved }
@@ -100,14 +103,14 @@ pub(crate) fn is_over(deadline: Instant, stop: &CancellationToken) -> impl Fn() 
 /// Moves pages of a workload on a thread of its own. Without a result within `timeout`, the pages count as skipped.
 pub(crate) fn detached_move(
     detached: &DetachedReads,
-    workload: &str,
+    cgroup: &CgroupPath,
     order: &PageMove,
     timeout: Duration,
     perform: impl FnOnce(&PageMove) -> PagesMoved + Send + 'static,
 ) -> PagesMoved {
     let own = order.clone();
-    detached.run(workload, timeout, move || perform(&own)).unwrap_or_else(|error| {
-        tracing::warn!(workload, %error, "its pages are not moved");
+    detached.run(cgroup, timeout, move || perform(&own)).unwrap_or_else(|error| {
+        tracing::warn!(%cgroup, %error, "its pages are not moved");
         let mut moved = PagesMoved::default();
         moved.add(PageOutcome::Skipped, order.bytes.0);
         moved
@@ -295,17 +298,18 @@ mod tests {
             heeds_policy: false,
         };
         let detached = DetachedReads::default();
-        let moved = |workload: &str, order: &PageMove| {
+        let moved = |path: &str, order: &PageMove| {
             let root = root.path().to_owned();
-            detached_move(&detached, workload, order, Duration::from_millis(200), move |order| {
+            let cgroup = path.parse().unwrap();
+            detached_move(&detached, &cgroup, order, Duration::from_millis(200), move |order| {
                 move_or_drop(&root, order, Instant::now() + MAX_MOVE_TIME, &CancellationToken::new())
             })
         };
         for _ in 0..2 {
-            let hung = moved("hung", &order(vec![dir.clone()]));
+            let hung = moved("/hung", &order(vec![dir.clone()]));
             assert_eq!(hung, PagesMoved([(PageOutcome::Skipped, Bytes::mib(4))].into()));
         }
-        assert_eq!(moved("other", &order(Vec::new())), PagesMoved::default());
+        assert_eq!(moved("/other", &order(Vec::new())), PagesMoved::default());
         // The thread ends.
         drop(File::options().write(true).open(numa_maps).unwrap());
     }

@@ -99,7 +99,7 @@ impl PolicyReader {
             let reads = DetachedReads::default();
             let perform = move |(path, id, dir): Job| {
                 let (proc, ended) = (proc.clone(), ended.clone());
-                let found = reads.run(path.as_str(), HANG_TIMEOUT, move || finding_of(&proc, &dir, &ended));
+                let found = reads.run(&path, HANG_TIMEOUT, move || finding_of(&proc, &dir, &ended));
                 let finding = found.unwrap_or_else(|error| {
                     let reason = format!("its memory policies cannot be read: {error}");
                     PolicyFinding { policies: Err(reason.clone()), untouched: Err(reason), is_unknown: true }

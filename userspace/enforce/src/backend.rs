@@ -114,7 +114,7 @@ impl Cgroupfs {
         let deadline = Instant::now() + MAPPINGS_TIMEOUT;
         let (proc, dir) = (self.options.proc.clone(), cgroup.dir(&self.root));
         let read = move || pages::untouched_huge_pages(&proc, &dir, deadline);
-        self.reads.run(cgroup.as_str(), HANG_TIMEOUT, read).flatten().unwrap_or_else(|error| {
+        self.reads.run(cgroup, HANG_TIMEOUT, read).flatten().unwrap_or_else(|error| {
             tracing::debug!(%cgroup, %error, "the mapped huge pages cannot be read");
             Bytes(0)
         })

@@ -13,7 +13,12 @@
 //! Controllers that another program enabled are not disabled. These include controllers that were disabled and enabled
 //! again, if [`Enforcer::still_enabled`](crate::Enforcer::still_enabled) was called in between.
 
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use numaward_cgroup::{
     CgroupId, CgroupPath,
@@ -23,6 +28,9 @@ use numaward_model::SharedMap;
 use serde::{Deserialize, Serialize};
 
 use super::{applied::id_of, error::EnforceError};
+
+/// Time to check the children of all cgroups: in a delegated subtree, their owner chooses their number.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Controllers that were enabled in one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,8 +123,16 @@ pub(super) fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<b
 }
 
 /// Disables controllers in the hierarchy mounted at `root`, and removes the disabled ones from `controllers`. Returns
-/// those that a child uses or that the kernel does not disable.
+/// those that a child uses, that cannot be checked within 10 s, or that the kernel does not disable.
 pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEnabled> {
+    disable_until(root, controllers, Instant::now() + CHECK_TIMEOUT)
+}
+
+pub(super) fn disable_until(
+    root: &Path,
+    controllers: &mut EnabledControllers,
+    deadline: Instant,
+) -> Vec<StillEnabled> {
     let mut left = Vec::new();
     let deepest_first: Vec<_> = {
         let mut all: Vec<_> =
@@ -126,7 +142,7 @@ pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEn
     };
     for (cgroup, CgroupControllers { id, controllers }) in deepest_first {
         for controller in controllers {
-            if let Err(reason) = disable_one(root, &cgroup, id, &controller) {
+            if let Err(reason) = disable_one(root, &cgroup, id, &controller, deadline) {
                 left.push(StillEnabled { cgroup: cgroup.clone(), controller, reason });
             }
         }
@@ -138,12 +154,18 @@ pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEn
 }
 
 /// Disables one controller; the error is the reason why it stays enabled.
-fn disable_one(root: &Path, cgroup: &CgroupPath, id: CgroupId, controller: &str) -> Result<(), String> {
+fn disable_one(
+    root: &Path,
+    cgroup: &CgroupPath,
+    id: CgroupId,
+    controller: &str,
+    deadline: Instant,
+) -> Result<(), String> {
     let dir = cgroup.dir(root);
     if !is_enabled(&dir, id, controller).map_err(|error| error.to_string())? {
         return Ok(());
     }
-    if let Some(used) = used_below(&dir, cgroup, controller).map_err(|error| error.to_string())? {
+    if let Some(used) = used_below(&dir, cgroup, controller, deadline).map_err(|error| error.to_string())? {
         return Err(used);
     }
     match Knob::SubtreeControl.write(&dir, &format!("-{controller}")) {
@@ -152,9 +174,17 @@ fn disable_one(root: &Path, cgroup: &CgroupPath, id: CgroupId, controller: &str)
     }
 }
 
-/// Describes the first child of a cgroup that uses a controller.
-fn used_below(dir: &Path, cgroup: &CgroupPath, controller: &str) -> io::Result<Option<String>> {
+/// Describes the first child of a cgroup that uses a controller, or may use it because it cannot be checked in time.
+fn used_below(
+    dir: &Path,
+    cgroup: &CgroupPath,
+    controller: &str,
+    deadline: Instant,
+) -> io::Result<Option<String>> {
     for entry in fs::read_dir(dir)? {
+        if Instant::now() >= deadline {
+            return Ok(Some(format!("{cgroup} has too many children to check that none uses it")));
+        }
         let entry = entry?;
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;

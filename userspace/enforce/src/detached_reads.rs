@@ -7,28 +7,32 @@
 //!
 //! # Algorithm
 //! A read runs on a thread of its own. If it takes too long, the caller continues without a result, and the thread
-//! remains until the read returns. Until then, reads of the same workload fail at once. The number of threads is
-//! limited.
+//! remains until the read returns. Until then, reads of the same cgroup fail at once. The number of threads is
+//! limited, also for each owner of cgroups: a pod or a user with many cgroups can use up a quarter of them.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     io,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
+use numaward_cgroup::{CgroupPath, owner_cgroup};
 use parking_lot::Mutex;
 
 /// Maximum number of threads, including those that hang, unless another one is stated.
 const MAX_THREADS: usize = 16;
+/// Number of owners that can together use all threads.
+const OWNERS: usize = 4;
 
-type Keys = Mutex<BTreeSet<String>>;
+/// The cgroups that are being read, with their owners.
+type Running = Mutex<BTreeMap<CgroupPath, CgroupPath>>;
 
-/// The reads in progress, by workload. Clones share them.
+/// The reads in progress. Clones share them.
 #[derive(Clone, Debug)]
 pub struct DetachedReads {
-    running: Arc<Keys>,
+    running: Arc<Running>,
     max_threads: usize,
 }
 
@@ -40,13 +44,13 @@ impl Default for DetachedReads {
 
 /// Removes its read when it is dropped.
 struct RunningRead {
-    reads: Arc<Keys>,
-    key: String,
+    reads: Arc<Running>,
+    cgroup: CgroupPath,
 }
 
 impl Drop for RunningRead {
     fn drop(&mut self) {
-        self.reads.lock().remove(&self.key);
+        self.reads.lock().remove(&self.cgroup);
     }
 }
 
@@ -56,14 +60,14 @@ impl DetachedReads {
         Self { running: Arc::default(), max_threads }
     }
 
-    /// Runs `read` for the workload `key`, and waits for its result for at most `timeout`.
+    /// Runs `read` for a cgroup, and waits for its result for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::TimedOut`] if the read or an earlier one of the workload hangs, or the limit of threads is reached.
+    /// [`io::ErrorKind::TimedOut`] if the read or an earlier one of the cgroup hangs, or the limit of threads is reached.
     pub fn run<T: Send + 'static>(
         &self,
-        key: &str,
+        cgroup: &CgroupPath,
         timeout: Duration,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
@@ -73,21 +77,28 @@ impl DetachedReads {
                 "a process or a file system that it uses does not respond",
             )
         };
-        {
-            let mut keys = self.running.lock();
-            if keys.len() >= self.max_threads || !keys.insert(key.to_owned()) {
-                return Err(hung());
-            }
-        }
-        let running = RunningRead { reads: self.running.clone(), key: key.to_owned() };
+        let running = self.begin(cgroup).ok_or_else(hung)?;
         let (sender, result) = mpsc::sync_channel(1);
         thread::Builder::new().name("detached_read".to_owned()).spawn(move || {
             let found = read();
-            // The next read of this workload may begin as soon as the result is there.
+            // The next read of this cgroup may begin as soon as the result is there.
             drop(running);
             let _ = sender.send(found);
         })?;
         result.recv_timeout(timeout).map_err(|_| hung())
+    }
+
+    /// Returns the entry of a new read; `None` if the cgroup is being read, or the limit of threads is reached.
+    fn begin(&self, cgroup: &CgroupPath) -> Option<RunningRead> {
+        let owner = owner_cgroup(cgroup);
+        let mut running = self.running.lock();
+        let of_owner = running.values().filter(|other| **other == owner).count();
+        let is_full = running.len() >= self.max_threads || of_owner >= self.max_threads.div_ceil(OWNERS);
+        if is_full || running.contains_key(cgroup) {
+            return None;
+        }
+        running.insert(cgroup.clone(), owner);
+        Some(RunningRead { reads: self.running.clone(), cgroup: cgroup.clone() })
     }
 }
 
@@ -100,35 +111,57 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_mins(1);
 
+    fn cgroup(path: &str) -> CgroupPath {
+        path.parse().unwrap()
+    }
+
     #[test]
     fn hung_read_delays_no_other_workload() {
         let reads = DetachedReads::default();
         let mut release = Vec::new();
+        let (other, first) = (cgroup("/other"), cgroup("/hung-0"));
         for number in 0..MAX_THREADS {
-            assert_eq!(reads.run("other", LONG, || 1).unwrap(), 1, "{number}");
+            assert_eq!(reads.run(&other, LONG, || 1).unwrap(), 1, "{number}");
             let (hold, wait) = mpsc::channel::<()>();
-            let error = reads.run(&format!("hung {number}"), SHORT, move || wait.recv().is_ok()).unwrap_err();
+            let hung = cgroup(&format!("/hung-{number}"));
+            let error = reads.run(&hung, SHORT, move || wait.recv().is_ok()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             release.push(hold);
             let again = Instant::now();
-            reads.run(&format!("hung {number}"), LONG, || false).unwrap_err();
+            reads.run(&hung, LONG, || false).unwrap_err();
             assert!(again.elapsed() < LONG / 2, "it is not read again meanwhile");
         }
-        reads.run("other", LONG, || 1).unwrap_err();
+        reads.run(&other, LONG, || 1).unwrap_err();
         drop(release);
         let start = Instant::now();
         while !reads.running.lock().is_empty() {
             assert!(start.elapsed() < LONG);
             thread::sleep(SHORT);
         }
-        assert_eq!(reads.run("hung 0", LONG, || 2).unwrap(), 2);
+        assert_eq!(reads.run(&first, LONG, || 2).unwrap(), 2);
+    }
+
+    #[test]
+    fn hung_reads_of_one_owner_leave_threads_to_others() {
+        let reads = DetachedReads::default();
+        let of_user = |number: usize| cgroup(&format!("/user.slice/user-1000.slice/session-{number}.scope"));
+        let mut release = Vec::new();
+        for number in 0..2 * MAX_THREADS {
+            let (hold, wait) = mpsc::channel::<()>();
+            reads.run(&of_user(number), Duration::ZERO, move || wait.recv().is_ok()).unwrap_err();
+            release.push(hold);
+        }
+        assert_eq!(reads.running.lock().len(), MAX_THREADS / OWNERS);
+        for other in ["/user.slice/user-1001.slice/session-1.scope", "/system.slice/a.service"] {
+            assert_eq!(reads.run(&cgroup(other), LONG, || 1).unwrap(), 1);
+        }
     }
 
     #[test]
     fn panicking_read_is_an_error() {
-        let reads = DetachedReads::default();
-        assert!(reads.run("a", LONG, || assert!(reads_nothing(), "on purpose")).is_err());
-        assert!(reads.run("a", LONG, || ()).is_ok());
+        let (reads, cgroup) = (DetachedReads::default(), cgroup("/a"));
+        assert!(reads.run(&cgroup, LONG, || assert!(reads_nothing(), "on purpose")).is_err());
+        assert!(reads.run(&cgroup, LONG, || ()).is_ok());
     }
 
     fn reads_nothing() -> bool {

@@ -53,7 +53,7 @@ type Waiting = Arc<Mutex<BTreeMap<CgroupPath, u32>>>;
 /// A process that has not released the lock of its memory map in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockHolder {
-    /// `None` if there are too many processes, cgroups or checks, or not all cgroups can be listed.
+    /// `None` if there are too many processes, cgroups or checks, in all or of one owner, or not all cgroups can be listed.
     process: Option<(u32, String)>,
 }
 
@@ -98,7 +98,7 @@ impl MapLocks {
             let check = WaitingCheck { waiting, cgroup: of };
             wait_for_locks(&proc_of_check, &dir, |process| check.note(process))
         };
-        if let Ok(true) = self.checks.run(cgroup.as_str(), timeout, run) {
+        if let Ok(true) = self.checks.run(cgroup, timeout, run) {
             return Ok(());
         }
         let process = self.waiting.lock().get(cgroup).copied();

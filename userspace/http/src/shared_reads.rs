@@ -10,8 +10,8 @@
 //!
 //! A read can hang: on a file of a workload in a file system that does not respond, or on the locks of a process that
 //! waits for one. A read that takes longer than [`READ_TIMEOUT`] fails for all requests that joined it, and frees its
-//! place. Its thread remains blocked, so the number of threads is limited to [`MAX_READS`], and requests for its key
-//! fail at once until it ends.
+//! place. Its thread remains blocked, so the number of threads is limited to [`MAX_READS`], and to [`MAX_READS_OF_OWNER`] for the
+//! workloads of one owner, and requests for its key fail at once until it ends.
 //!
 //! # Invariant
 //! At most one read is in progress for each key, even if no client waits for it any more.
@@ -35,11 +35,21 @@ use crate::{
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of reads in progress, including hung ones. Each has a thread.
 const MAX_READS: usize = 32;
+/// Maximum number of reads in progress for one pod, user or workload.
+const MAX_READS_OF_OWNER: usize = 8;
 
 /// The result of a read.
 pub(crate) type ReadResult = Result<Bytes, Failure>;
 
-type Reads = Mutex<BTreeMap<String, Shared<BoxFuture<'static, ReadResult>>>>;
+type Reads = Mutex<BTreeMap<String, SharedRead>>;
+
+/// A read in progress.
+#[derive(Debug)]
+struct SharedRead {
+    /// The cgroup of the pod, user or workload that is read.
+    owner: String,
+    result: Shared<BoxFuture<'static, ReadResult>>,
+}
 
 /// The reads in progress, by key.
 #[derive(Debug)]
@@ -67,13 +77,15 @@ impl SharedReads {
         Self { places: BlockingPool::default(), reads: Arc::default(), timeout }
     }
 
-    /// Returns the result of the read of `key` in progress, or else runs `work` on a thread that may block.
+    /// Returns the result of the read of `key` in progress, or else runs `work` on a thread that may block. `owner` is the cgroup
+    /// of the pod, user or workload.
     pub(crate) async fn run(
         &self,
         key: String,
+        owner: String,
         work: impl FnOnce() -> ReadResult + Send + 'static,
     ) -> ReadResult {
-        let in_progress = self.reads.lock().get(&key).cloned();
+        let in_progress = self.reads.lock().get(&key).map(|read| read.result.clone());
         if let Some(read) = in_progress {
             return read.await;
         }
@@ -83,9 +95,11 @@ impl SharedReads {
             if let Some(read) = reads.get(&key) {
                 // Another request may take the place meanwhile.
                 drop(place);
-                read.clone()
+                read.result.clone()
             } else if reads.len() >= MAX_READS {
                 return Err(hung(&format!("{MAX_READS} reads hang")));
+            } else if reads.values().filter(|read| read.owner == owner).count() >= MAX_READS_OF_OWNER {
+                return Err(hung(&format!("{MAX_READS_OF_OWNER} reads below {owner} hang")));
             } else {
                 let entry = RunningRead { reads: self.reads.clone(), key: key.clone() };
                 let done = spawn(move || {
@@ -104,9 +118,9 @@ impl SharedReads {
                         Ok(Err(_)) => Err(hung("the read hangs")),
                     }
                 };
-                let read = read.boxed().shared();
-                reads.insert(key, read.clone());
-                read
+                let result = read.boxed().shared();
+                reads.insert(key, SharedRead { owner, result: result.clone() });
+                result
             }
         };
         read.await
@@ -136,6 +150,11 @@ mod tests {
 
     const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
+    /// Returns an owner of one workload.
+    fn owner(name: &str) -> String {
+        format!("/{name}")
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn concurrent_requests_share_one_read() {
         let (shared, count) = (Arc::new(SharedReads::default()), Arc::new(AtomicU32::new(0)));
@@ -150,7 +169,8 @@ mod tests {
                     let _released = released.lock().recv();
                     Ok(number.to_string().into())
                 };
-                shared.run(key, work).await
+                let owner = owner(&key);
+                shared.run(key, owner, work).await
             })
         };
         // More requests than places.
@@ -188,14 +208,14 @@ mod tests {
                         let _released = released.lock().recv();
                         Ok(Bytes::new())
                     };
-                    shared.run("same".to_owned(), work).await
+                    shared.run("same".to_owned(), owner("same"), work).await
                 })
             })
             .collect();
         // All of them wait for places.
         tokio::time::sleep(SHORT_TIMEOUT).await;
         drop(places);
-        let other = shared.run("other".to_owned(), || Ok(Bytes::new()));
+        let other = shared.run("other".to_owned(), owner("other"), || Ok(Bytes::new()));
         assert!(timeout(Duration::from_secs(10), other).await.unwrap().is_ok());
         drop(release);
         for request in same {
@@ -207,8 +227,10 @@ mod tests {
     async fn panicking_read_is_an_error() {
         let shared = SharedReads::default();
         for _ in 0..2 {
-            let failed =
-                timeout(Duration::from_secs(10), shared.run("a".to_owned(), || panic!("on purpose")));
+            let failed = timeout(
+                Duration::from_secs(10),
+                shared.run("a".to_owned(), owner("a"), || panic!("on purpose")),
+            );
             assert!(failed.await.unwrap().is_err());
             assert!(shared.reads.lock().is_empty());
         }
@@ -230,7 +252,8 @@ mod tests {
                         let _released = released.lock().recv();
                         Ok(Bytes::new())
                     };
-                    shared.run(key, hang).await
+                    let owner = owner(&key);
+                    shared.run(key, owner, hang).await
                 }
             });
             while !shared.reads.lock().contains_key(&key) {
@@ -239,13 +262,17 @@ mod tests {
             tokio::time::advance(2 * SHORT_TIMEOUT).await;
             let (status, _) = hung.await.unwrap().unwrap_err();
             assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-            let again = shared.run("hung 0".to_owned(), || panic!("it is in progress"));
+            let again = shared.run("hung 0".to_owned(), owner("hung 0"), || panic!("it is in progress"));
             assert!(again.await.is_err());
             if number + 1 < MAX_READS {
-                assert!(shared.run("other".to_owned(), || Ok(Bytes::new())).await.is_ok(), "{number}");
+                assert!(
+                    shared.run("other".to_owned(), owner("other"), || Ok(Bytes::new())).await.is_ok(),
+                    "{number}"
+                );
             }
         }
-        let (_, detail) = shared.run("other".to_owned(), || Ok(Bytes::new())).await.unwrap_err();
+        let (_, detail) =
+            shared.run("other".to_owned(), owner("other"), || Ok(Bytes::new())).await.unwrap_err();
         assert!(detail.starts_with("32 reads hang"), "{detail}");
         drop(release);
         let start = std::time::Instant::now();
@@ -253,6 +280,35 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(10));
             tokio::time::sleep(SHORT_TIMEOUT).await;
         }
-        assert!(shared.run("hung 0".to_owned(), || Ok(Bytes::new())).await.is_ok());
+        assert!(shared.run("hung 0".to_owned(), owner("hung 0"), || Ok(Bytes::new())).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hung_reads_of_one_owner_leave_places_to_others() {
+        let shared = Arc::new(SharedReads::new(SHORT_TIMEOUT));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let hang = |number: usize| {
+            let released = released.clone();
+            let hang = move || {
+                let _released = released.lock().recv();
+                Ok(Bytes::new())
+            };
+            shared.run(format!("hung {number}"), owner("user"), hang)
+        };
+        for number in 0..MAX_READS_OF_OWNER {
+            let wait = async {
+                while shared.reads.lock().len() <= number {
+                    tokio::task::yield_now().await;
+                }
+                tokio::time::advance(2 * SHORT_TIMEOUT).await;
+            };
+            let (read, ()) = tokio::join!(hang(number), wait);
+            assert!(read.is_err());
+        }
+        let (_, detail) = hang(MAX_READS_OF_OWNER).await.unwrap_err();
+        assert!(detail.starts_with("8 reads below /user hang"), "{detail}");
+        assert!(shared.run("other".to_owned(), owner("other"), || Ok(Bytes::new())).await.is_ok());
+        drop(release);
     }
 }

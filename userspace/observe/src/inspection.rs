@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use numaward_api as api;
-use numaward_cgroup::CgroupId;
+use numaward_cgroup::{CgroupId, CgroupPath, owner_cgroup};
 use numaward_probes::{CallChain, Mode, Probe, SlotId};
 
 use crate::{
@@ -34,6 +34,13 @@ fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, InspectError
 }
 
 impl Observer {
+    /// Returns the cgroup of the pod, user or workload that owns the first cgroup of a name.
+    pub fn owner(&self, name: &str) -> Result<CgroupPath, InspectError> {
+        let members = members_of(&self.registry.lock().table, name)?;
+        let first = members.first().map(|(_, member)| owner_cgroup(&member.path));
+        Ok(first.unwrap_or_else(CgroupPath::root))
+    }
+
     /// Returns the call chains of the workloads of a name. Reads maps of the probes and files of the workload.
     pub fn stacks(&self, name: &str) -> Result<api::Stacks, InspectError> {
         let settings = &self.config.observe.call_chains;

@@ -48,7 +48,7 @@ fn read_untouched(core: &mut Core, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupP
         let untouched = |path: CgroupPath| {
             let (proc, dir) = (proc.clone(), hierarchy.dir(&path));
             let untouched = reads
-                .run(path.as_str(), HANG_TIMEOUT, move || pages::untouched_huge_pages(&proc, &dir, deadline))
+                .run(&path, HANG_TIMEOUT, move || pages::untouched_huge_pages(&proc, &dir, deadline))
                 .flatten();
             (path, untouched.map_err(|error| error.to_string()))
         };

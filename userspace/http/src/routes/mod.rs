@@ -127,10 +127,12 @@ impl App {
         name: String,
         work: impl FnOnce(&Observer, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Result<Response, Failure> {
-        let observer = self.observer.clone();
-        let read =
-            self.workload_reads.run(format!("{route} {name}"), move || json(&work(&observer, &name)?)).await;
-        read.map(json_response)
+        let named = name.clone();
+        let owner = self.query(move |observer| observer.owner(&named)).await?;
+        let owner = owner.map_err(|none| stacks_and_regions::failure(&name, none))?;
+        let (key, observer) = (format!("{route} {name}"), self.observer.clone());
+        let read = move || json(&work(&observer, &name)?);
+        self.workload_reads.run(key, owner.to_string(), read).await.map(json_response)
     }
 }
 

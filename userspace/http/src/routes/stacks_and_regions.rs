@@ -94,7 +94,7 @@ async fn regions(
     app.shared_read("regions", name, work).await
 }
 
-fn failure(name: &str, none: InspectError) -> Failure {
+pub(super) fn failure(name: &str, none: InspectError) -> Failure {
     match none {
         InspectError::UnknownWorkload => no_workload(name),
         InspectError::OtherWorkloads => {

@@ -157,7 +157,8 @@ impl Budgets {
             Job::Read(self.workloads.iter().map(|(name, of)| (name.clone(), dirs(of))).collect())
         } else {
             let Some((name, order)) = self.next_order(core, now) else { return };
-            Job::Move(name, order)
+            let Some(cgroup) = self.workloads.get(&name).and_then(|of| of.cgroups.first()) else { return };
+            Job::Move { cgroup: cgroup.clone(), name, order }
         };
         match self.worker(core) {
             Some(worker) => {
