@@ -71,8 +71,7 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 
 {{/* Not empty if the cluster can hold each daemon to its own node. */}}
 {{- define "numaward.ownNode" -}}
-{{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" -}}
-{{- if and .Values.ownNode.enabled (or $served (not .Values.checkCapabilities)) -}}true{{- end -}}
+{{- if and .Values.ownNode.enabled (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}true{{- end -}}
 {{- end }}
 
 {{- define "numaward.namespaced" -}}
