@@ -41,7 +41,7 @@ fn devices(cluster: &Cluster) -> Result<Vec<Value>, String> {
 
 /// Applies the overlay `enforce` with the component `dra`, and waits until both nodes are published.
 fn install(cluster: &Cluster) {
-    let overlay = component_overlay(cluster, &["dra", "own-node"]);
+    let overlay = component_overlay(cluster, &["dra"]);
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
     cluster.kubectl.must(&[
         "set",

@@ -1,5 +1,5 @@
-//! Eviction of refused pods (`kubernetes.refused: evict`), room for them (`make-room`), and the policy `own-node`
-//! (`deploy/components/own-node`).
+//! Eviction of refused pods (`kubernetes.refused: evict`), room for them (`make-room`), and the policy by which a daemon
+//! writes for its own node only (`deploy/base/own-node.yaml`).
 //!
 //! The cluster has a second node without a kubelet: pods can be bound to it, which is all that has to be seen.
 
@@ -41,7 +41,7 @@ fn refused_pods_are_evicted() {
 
 /// Applies the overlay `enforce` with the eviction of refused pods and the policy on events.
 fn install(cluster: &Cluster) {
-    let overlay = component_overlay(cluster, &["own-node"]);
+    let overlay = component_overlay(cluster, &[]);
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
     let delay = format!("NUMAWARD_KUBERNETES_REFUSED_AFTER={}s", EVICTION_DELAY.as_secs());
     cluster.kubectl.must(&["set", "env", "daemonset/numaward", "--namespace=numaward", RESTRICTED, &delay]);
