@@ -131,7 +131,7 @@ pub struct Config {
     /// The protection of guaranteed memory from reclaim. Default: `TieredReservation`.
     pub memory_reservation_policy: Option<MemoryReservationPolicy>,
     /// The threshold at which a workload with a limit above its guarantee is throttled (`memory.high`): the guarantee plus
-    /// this share of the difference between guarantee and limit. Default: no throttling; 0.9, as in Kubernetes, if
+    /// this share of the difference between guarantee and limit. Default: no throttling; 0.9, as in Kubernetes up to 1.36, if
     /// `featureGates` has `MemoryQoS`.
     pub memory_throttling_factor: Option<Factor>,
     /// The formula of `memory.high`, named after the version of Kubernetes that introduced it.

@@ -607,14 +607,16 @@ impl DoctorHost<'_> {
                 let file = KubeletConfiguration::read_file(self.root, directory).ok().flatten();
                 match file.and_then(|file| file.memory_qos()) {
                     None => ok(managers),
-                    Some(memory_qos) if config.mode == Some(OperatingMode::Observe) => {
-                        ok(format!("{managers}; its Memory QoS is on ({memory_qos})"))
+                    Some(found) if config.mode == Some(OperatingMode::Observe) => {
+                        ok(format!("{managers}; its Memory QoS is on ({})", found.setting))
                     }
-                    Some(memory_qos) => warn(
-                        format!(
-                            "{managers}; its Memory QoS is on ({memory_qos}) and writes memory.min, memory.low and memory.high of pods as \
-                             well: where it writes them again, its values are kept"
-                        ),
+                    Some(found) if !found.reserves => ok(format!(
+                        "{managers}; its Memory QoS is on ({}): {}",
+                        found.setting,
+                        found.effect()
+                    )),
+                    Some(found) => warn(
+                        format!("{managers}; its Memory QoS is on ({}): {}", found.setting, found.effect()),
                         "set featureGates.MemoryQoS: false in the kubelet's configuration, or memoryReservationPolicy: None in numaward's",
                     ),
                 }
@@ -880,9 +882,14 @@ mod tests {
         }
         let fix = find(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").fix.unwrap();
         assert!(fix.contains("set memoryManagerPolicy: None") && fix.contains("mode: observe"), "{fix}");
-        let memory_qos = "featureGates: {MemoryQoS: true}\n";
-        fs::write(elsewhere.join("config.yaml"), memory_qos).unwrap();
-        for (mode, verdict) in [(None, CheckResult::Warn), (Some(OperatingMode::Observe), CheckResult::Ok)] {
+        for (mode, reservations, verdict) in [
+            (None, "None", CheckResult::Ok),
+            (None, "TieredReservation", CheckResult::Warn),
+            (Some(OperatingMode::Observe), "TieredReservation", CheckResult::Ok),
+        ] {
+            let memory_qos =
+                format!("featureGates: {{MemoryQoS: true}}\nmemoryReservationPolicy: {reservations}\n");
+            fs::write(elsewhere.join("config.yaml"), memory_qos).unwrap();
             let check = find(Ok(&config(mode)), "kubelet");
             assert_eq!(check.verdict, verdict, "{check:?}");
             assert!(

@@ -759,13 +759,17 @@ async fn finds_memory_qos_of_kubelet() {
     fs::write(&kubeconfig, server.kubeconfig()).unwrap();
     host.config.kubernetes.kubeconfig = Some(kubeconfig);
     host.config.kubernetes.node_name = Some("n1".to_owned());
-    let find = async |config: &Config| kubelet::find_memory_qos(config).await.unwrap_or_default();
+    let find = async |config: &Config| {
+        kubelet::find_memory_qos(config).await.map_or_else(String::new, |found| found.setting)
+    };
     for (version, expected) in [("v1.36.2", ""), ("v1.37.0", "on by default in the kubelet v1.37.0")] {
         server.put_node("n1", "u1", version);
         assert_eq!(find(&host.config).await, expected);
     }
-    write(&host.kubelet().join("config.yaml"), "featureGates: {MemoryQoS: false}\n");
-    assert_eq!(find(&host.config).await, "");
+    for gate in ["MemoryQoS", "AllBeta"] {
+        write(&host.kubelet().join("config.yaml"), &format!("featureGates: {{{gate}: false}}\n"));
+        assert_eq!(find(&host.config).await, "");
+    }
     host.config.kubernetes.kubelet.address = Some(KubeletAddress(server.address()));
     server.put_kubelet_configuration(json!({"featureGates": {"MemoryQoS": true}}));
     let expected = format!("featureGates.MemoryQoS: true in https://{}/configz", server.address());

@@ -9,7 +9,8 @@
 //! up, it is repaired each time, but not more often than once in `reset_wait`.
 //!
 //! The kubelet's Memory `QoS` writes the protection and throttling of pods, some of it once a minute. It is yielded to after one repair, until
-//! it has not written the knob for the time `kubelet_quiet`: at its start alone, it only resets the knobs.
+//! it has not written the knob for the time `kubelet_quiet`. A reset by the kubelet is treated like one by the service manager: without
+//! reservations, Memory `QoS` resets the protection of all pods once a minute, which would end all protection below.
 //!
 //! Time is a parameter: a duration since any fixed moment, which never decreases.
 
@@ -83,7 +84,7 @@ pub struct ConflictPolicy {
     pub longest_wait: Duration,
     /// The amount of time without drift after which a conflict ends.
     pub quiet: Duration,
-    /// The delay between repairs of a knob that the service manager resets.
+    /// The delay between repairs of a knob that the service manager or the kubelet resets.
     pub reset_wait: Duration,
     /// The amount of time without a write of the kubelet after which a conflict with it ends.
     pub kubelet_quiet: Duration,
@@ -114,6 +115,8 @@ pub enum DriftCause {
     Reset,
     /// The kubelet wrote the knob by its Memory `QoS`.
     Kubelet,
+    /// The kubelet reset the knob to the value of a new cgroup, as Memory `QoS` without reservations does once a minute.
+    KubeletReset,
 }
 
 /// Decision about a knob that drifted.
@@ -187,7 +190,7 @@ impl ConflictBackoff {
             return DriftVerdict::GivenUp;
         }
         conflict.last_drift = now;
-        if cause == DriftCause::Reset {
+        if matches!(cause, DriftCause::Reset | DriftCause::KubeletReset) {
             if now < conflict.not_before {
                 return DriftVerdict::Wait(conflict.not_before);
             }
@@ -269,6 +272,18 @@ mod tests {
         assert_eq!(drifted(DriftCause::Kubelet, 120), DriftVerdict::GivenUp);
         assert_eq!(drifted(DriftCause::Unseen, 219), DriftVerdict::GivenUp, "it wrote 99 s ago");
         assert_eq!(drifted(DriftCause::Unseen, 220), DriftVerdict::Repair, "it does not write any more");
+    }
+
+    #[test]
+    fn resets_by_kubelet_never_end_repairs() {
+        let mut conflicts = ConflictBackoff::new(POLICY);
+        let path: CgroupPath = "/kubepods".parse().unwrap();
+        for minute in 0..100 {
+            let now = Duration::from_mins(minute);
+            let verdict = conflicts.drifted(&path, Knob::MemoryMin, DriftCause::KubeletReset, now);
+            assert_eq!(verdict, DriftVerdict::Repair, "minute {minute}");
+        }
+        assert_eq!(conflicts.given_up().count(), 0);
     }
 
     #[test]

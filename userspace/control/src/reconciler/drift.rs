@@ -358,6 +358,7 @@ fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bo
     };
     match cause {
         Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
+        Some(Some(writer)) if is_kubelet(writer) && drift.is_reset() => DriftCause::KubeletReset,
         Some(Some(writer)) if is_kubelet(writer) => DriftCause::Kubelet,
         _ if is_written => DriftCause::Written,
         _ => DriftCause::Unseen,
@@ -485,7 +486,7 @@ impl DriftController {
             DriftKind::Ineffective => None,
             DriftKind::Rewritten => Some(self.conflicts.drifted(&drift.cgroup, drift.knob, how, now)),
         };
-        let by_kubelet = how == DriftCause::Kubelet;
+        let by_kubelet = matches!(how, DriftCause::Kubelet | DriftCause::KubeletReset);
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
         let before = self.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
         let before = before.unwrap_or_else(|| DriftRecord {
@@ -515,7 +516,8 @@ impl DriftController {
             Some(DriftVerdict::Repair) => {
                 noted.count += 1;
                 if !by_kubelet {
-                    // The kubelet writes many cgroups at once, and is yielded to: that is no reason for an alert.
+                    // The kubelet writes many cgroups at once, and is yielded to, or resets some once a minute: that is no reason for an
+                    // alert.
                     core.metrics.drifted(knob);
                 }
                 // The kubelet changes the limits of a pod after a resize.
@@ -533,7 +535,8 @@ impl DriftController {
                 match repaired {
                     Ok(report) => {
                         noted.state = api::DriftState::Repaired;
-                        message = Some("written again".to_owned());
+                        let is_known = how == DriftCause::KubeletReset && noted.count > 1;
+                        message = (!is_known).then(|| "written again".to_owned());
                         core.metrics.enforced(&report);
                         core.metrics.repaired(knob);
                         core.execution.migrations.add(report.moving);
@@ -737,6 +740,9 @@ mod tests {
         for kubelet in KUBELETS {
             assert_eq!(found(Knob::MemoryMin, kubelet), DriftCause::Kubelet);
         }
+        let reset = Drift { found: Some(Knob::MemoryMin.parse("0").unwrap()), ..drift(Knob::MemoryMin) };
+        assert_eq!(found_by(&reset, 7, "kubelet"), DriftCause::KubeletReset);
+        assert_eq!(found_by(&reset, 7, "sh"), DriftCause::Written);
         assert_eq!(found(Knob::MemoryHigh, "kubelet"), DriftCause::Kubelet);
         assert_eq!(found(Knob::CpusetCpus, "kubelet"), DriftCause::Written);
         assert_eq!(found(Knob::MemoryMin, "sh"), DriftCause::Written);
@@ -772,8 +778,14 @@ mod tests {
                 text.lines().find(|line| line.starts_with("drift_total{knob=\"memory.min\"}")).unwrap();
             line.rsplit(' ').next().unwrap().to_owned()
         };
-        for (second, writer, count) in [(0, "kubelet", "0"), (1, "kubelet", "0"), (2_000, "sh", "1")] {
-            fs::write(&knob, "1048576\n").unwrap();
+        for (second, writer, value, count) in [
+            (0, "kubelet", "0", "0"),
+            (60, "kubelet", "0", "0"),
+            (120, "kubelet", "1048576", "0"),
+            (121, "kubelet", "1048576", "0"),
+            (2_000, "sh", "1048576", "1"),
+        ] {
+            fs::write(&knob, format!("{value}\n")).unwrap();
             let writer = KnobWriter { pid: 77, name: Some(writer.to_owned()), cgroup: None };
             let seen = ObservedWrites {
                 knobs: [((path.clone(), Knob::MemoryMin), Some(writer))].into(),
@@ -781,8 +793,8 @@ mod tests {
             };
             drift.check_cgroup(core, [path.clone()].into(), seen, Duration::from_secs(second));
             assert_eq!(counted(core), count, "after {second} s");
-            // The first write of the kubelet is repaired, and the second one is left.
-            assert_eq!(fixture::line(&knob) == wanted, second != 1, "after {second} s");
+            // Resets and the first write of the kubelet are repaired, and the second write is left.
+            assert_eq!(fixture::line(&knob) == wanted, second != 121, "after {second} s");
         }
     }
 

@@ -30,6 +30,29 @@ pub struct KubeletConfiguration {
     pub source: String,
 }
 
+/// Memory `QoS` of a kubelet in which it is on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletMemoryQos {
+    /// The field or the version by which it is on.
+    pub setting: String,
+    /// True with `memoryReservationPolicy: TieredReservation`.
+    pub reserves: bool,
+}
+
+impl KubeletMemoryQos {
+    /// Describes what the kubelet writes, and what follows while numaward enforces.
+    ///
+    /// Source: `setMemoryQoS` in `pkg/kubelet/cm/qos_container_manager_linux.go` of Kubernetes 1.36.2, KEP-2570.
+    pub const fn effect(&self) -> &'static str {
+        if self.reserves {
+            "the kubelet writes memory.min, memory.low and memory.high of pods as well: where it writes them again, its values are kept"
+        } else {
+            "the kubelet sets memory.min and memory.low of all pods together to 0 once a minute, which numaward undoes, and it may write \
+             memory.high of pods (memoryThrottlingFactor): where it writes that again, its value is kept"
+        }
+    }
+}
+
 impl KubeletConfiguration {
     /// Reads the file of the host with the file system at `root`; `None` if it does not exist. `directory` is that of the kubelet, as a
     /// path of the host.
@@ -44,22 +67,29 @@ impl KubeletConfiguration {
         }
     }
 
-    /// Returns the fields by which the kubelet's Memory `QoS` is on; `None` if it is off, or depends on the version.
-    pub fn memory_qos(&self) -> Option<String> {
+    /// Returns the kubelet's Memory `QoS`; `None` if it is off, or depends on the version.
+    pub fn memory_qos(&self) -> Option<KubeletMemoryQos> {
         let gates = &self.fields["featureGates"];
-        let key = match (gates[MEMORY_QOS].as_bool(), gates["AllAlpha"].as_bool()) {
-            (Some(true), _) => MEMORY_QOS,
-            (None, Some(true)) => "AllAlpha",
+        let reserves = self.reserves_memory();
+        // A kubelet in which the gate is off does not start with `TieredReservation`.
+        let setting = match (gates[MEMORY_QOS].as_bool(), gates["AllAlpha"].as_bool()) {
+            (Some(true), _) => "featureGates.MemoryQoS: true",
+            (None, Some(true)) => "featureGates.AllAlpha: true",
+            (None, _) if reserves => "memoryReservationPolicy: TieredReservation",
             _ => return None,
         };
-        let policy = self.fields["memoryReservationPolicy"].as_str();
-        let policy = policy.map_or_else(String::new, |policy| format!(", memoryReservationPolicy: {policy}"));
-        Some(format!("featureGates.{key}: true{policy} in {}", self.source))
+        Some(KubeletMemoryQos { setting: format!("{setting} in {}", self.source), reserves })
     }
 
-    /// Returns true if the gate of Memory `QoS` is set.
+    /// Returns true if Memory `QoS` does not depend on the version.
     pub fn sets_memory_qos(&self) -> bool {
-        self.fields["featureGates"][MEMORY_QOS].is_boolean()
+        let gates = &self.fields["featureGates"];
+        gates[MEMORY_QOS].is_boolean() || gates["AllBeta"] == false
+    }
+
+    /// Returns true if the kubelet protects the memory that pods request, once its Memory `QoS` is on.
+    pub fn reserves_memory(&self) -> bool {
+        self.fields["memoryReservationPolicy"] == "TieredReservation"
     }
 
     /// Reads the configuration from the kubelet's API; `None` if no address is configured.
@@ -92,16 +122,22 @@ mod tests {
 
     #[test]
     fn names_fields_of_memory_qos() {
-        let found =
-            |fields: Value| KubeletConfiguration { fields, source: "/config.yaml".to_owned() }.memory_qos();
+        let found = |fields: Value| {
+            let file = KubeletConfiguration { fields, source: "/config.yaml".to_owned() };
+            file.memory_qos().map(|found| (found.setting, found.reserves))
+        };
         assert_eq!(found(json!({})), None);
         assert_eq!(found(json!({"memoryThrottlingFactor": 0.9, "featureGates": {"MemoryQoS": false}})), None);
+        let on = |setting: &str, reserves| Some((format!("{setting} in /config.yaml"), reserves));
+        let gate = json!({"featureGates": {"MemoryQoS": true}});
+        assert_eq!(found(gate), on("featureGates.MemoryQoS: true", false));
         let tiered =
             json!({"featureGates": {"MemoryQoS": true}, "memoryReservationPolicy": "TieredReservation"});
-        let text = "featureGates.MemoryQoS: true, memoryReservationPolicy: TieredReservation in /config.yaml";
-        assert_eq!(found(tiered).as_deref(), Some(text));
+        assert_eq!(found(tiered), on("featureGates.MemoryQoS: true", true));
+        let policy = json!({"memoryReservationPolicy": "TieredReservation"});
+        assert_eq!(found(policy), on("memoryReservationPolicy: TieredReservation", true));
         let all = json!({"featureGates": {"AllAlpha": true}});
-        assert_eq!(found(all).as_deref(), Some("featureGates.AllAlpha: true in /config.yaml"));
+        assert_eq!(found(all), on("featureGates.AllAlpha: true", false));
         assert_eq!(found(json!({"featureGates": {"AllAlpha": true, "MemoryQoS": false}})), None);
     }
 

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     KubeletConflict, Policies,
-    configuration::{KubeletConfiguration, REQUEST_TIMEOUT, has_memory_qos_by_default},
+    configuration::{KubeletConfiguration, KubeletMemoryQos, REQUEST_TIMEOUT, has_memory_qos_by_default},
     pod_resources_socket,
     policies::FoundPolicy,
     reservations::{KubeletReservations, excess_of_node},
@@ -213,15 +213,15 @@ async fn read_node(config: &Config, node: &str) -> Result<api::NodeResources, St
     answer.unwrap_or_else(|_| Err(format!("no answer within {REQUEST_TIMEOUT:?}")))
 }
 
-/// Returns the reason to expect that the kubelet writes the memory protection and throttling of pods (Memory `QoS`); `None` if it does not, or
-/// if neither its configuration nor its version can be read.
-pub async fn find_memory_qos(config: &Config) -> Option<String> {
+/// Returns the kubelet's Memory `QoS`; `None` if it is off, or if neither the configuration of the kubelet nor its version can be read.
+pub async fn find_memory_qos(config: &Config) -> Option<KubeletMemoryQos> {
     let from_file =
         || KubeletConfiguration::read_file(&config.host_root, &config.kubernetes.kubelet.directory);
     let configuration = match KubeletConfiguration::from_api(config).await {
         Ok(Some(configuration)) => Some(configuration),
         _ => from_file().ok().flatten(),
     };
+    let reserves = configuration.as_ref().is_some_and(KubeletConfiguration::reserves_memory);
     if let Some(configuration) = configuration {
         let found = configuration.memory_qos();
         if found.is_some() || configuration.sets_memory_qos() {
@@ -234,20 +234,20 @@ pub async fn find_memory_qos(config: &Config) -> Option<String> {
         api::kubelet_version(client, node).await.ok()
     };
     let version = timeout(REQUEST_TIMEOUT, request).await.ok()??;
-    has_memory_qos_by_default(&version).then(|| format!("on by default in the kubelet {version}"))
+    has_memory_qos_by_default(&version)
+        .then(|| KubeletMemoryQos { setting: format!("on by default in the kubelet {version}"), reserves })
 }
 
 /// Logs whether the kubelet writes the memory protection and throttling of pods, and what follows in this mode.
 async fn report_memory_qos(config: Config, mode: OperatingMode) {
-    let Some(memory_qos) = find_memory_qos(&config).await else { return };
+    let Some(found) = find_memory_qos(&config).await else { return };
+    let memory_qos = &found.setting;
     match mode {
-        OperatingMode::Enforce => tracing::warn!(
-            memory_qos,
-            "the kubelet writes memory.min, memory.low and memory.high of pods as well: where it writes them again, its values are kept"
-        ),
+        OperatingMode::Enforce if found.reserves => tracing::warn!(memory_qos, "{}", found.effect()),
+        OperatingMode::Enforce => tracing::info!(memory_qos, "{}", found.effect()),
         OperatingMode::Observe => tracing::info!(
             memory_qos,
-            "the kubelet writes memory.min, memory.low and memory.high of pods; numaward writes none of them in this mode"
+            "the kubelet's Memory QoS is on; numaward writes no memory protection of pods in this mode"
         ),
     }
 }
