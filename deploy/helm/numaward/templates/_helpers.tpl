@@ -186,9 +186,11 @@ serviceAccountName: {{ include "numaward.hooksAccount" . }}
 {{- end }}
 restartPolicy: Never
 enableServiceLinks: false
-{{- with .Values.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
+# Nodes of all kinds, but none that cannot be reached: their taints have the effect NoExecute as well.
+tolerations: [{ operator: Exists, effect: NoSchedule }]
 nodeSelector:
   kubernetes.io/os: linux
 securityContext:
