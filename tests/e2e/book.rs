@@ -24,6 +24,8 @@ const PAGES: [(&str, usize, &str); 8] = [
     ("runbooks/README.md", 1, ""),
     ("systemd.md", 7, "numaward release --all --yes || true; guarantee"),
 ];
+/// Part of the script that prepares a host with services and a program.
+pub(crate) const HOST: &str = include_str!("book/host.sh");
 /// The traces of pods that are replayed.
 const TRACES: [&str; 2] = ["cxl", "four"];
 /// Texts of the book and their replacements.
@@ -32,7 +34,7 @@ const SMALLER: [(&str, &str); 3] =
 
 /// How a command of a page is run, and how it ends.
 #[derive(Clone, Copy)]
-enum RunMode {
+pub(crate) enum RunMode {
     /// The command ends by itself.
     Ends,
     /// The command is stopped after this number of seconds.
@@ -42,7 +44,7 @@ enum RunMode {
 }
 
 /// A command, identified by its first words, and its expected output. The longest match applies.
-struct CommandExpectation {
+pub(crate) struct CommandExpectation {
     begins: &'static str,
     mode: RunMode,
     shows: &'static [&'static str],
@@ -52,16 +54,20 @@ struct CommandExpectation {
     after: (&'static str, &'static str),
 }
 
-const fn run(begins: &'static str, mode: RunMode, shows: &'static [&'static str]) -> CommandExpectation {
+pub(crate) const fn run(
+    begins: &'static str,
+    mode: RunMode,
+    shows: &'static [&'static str],
+) -> CommandExpectation {
     CommandExpectation { begins, mode, shows, before: "true", after: ("true", "") }
 }
 
 impl CommandExpectation {
-    const fn before(self, before: &'static str) -> Self {
+    pub(crate) const fn before(self, before: &'static str) -> Self {
         Self { before, ..self }
     }
 
-    const fn after(self, look: &'static str, shows: &'static str) -> Self {
+    pub(crate) const fn after(self, look: &'static str, shows: &'static str) -> Self {
         Self { after: (look, shows), ..self }
     }
 }
@@ -77,7 +83,7 @@ const FLEET: &[&str] = &[
     "What the rows rest on:",
 ];
 
-const RUNS: &[CommandExpectation] = &[
+pub(crate) const RUNS: &[CommandExpectation] = &[
     run("curl -s http://127.0.0.1:9560/metrics", RunMode::Ends, &["numaward_memory_allocated_bytes_total{"]),
     run("curl -s http://127.0.0.1:9560/api/v1/history", RunMode::Ends, &["\"stepSeconds\""]),
     run("curl -s http://127.0.0.1:9560/api/v1/history/workloads", RunMode::Ends, &["redis.service"]),
@@ -188,17 +194,17 @@ const RUNS: &[CommandExpectation] = &[
 /// Commands that are not run, by their first words, with the reason.
 const NOT_HERE: &[(&str, &str)] = &[
     ("alias ", "there is no checkout here: `numaward` is on the `PATH`"),
-    ("apt install ", "there is no package here: `package::` and `packages::` install it"),
-    ("apt update ", "there is no repository here: `packages::apt` has one"),
+    ("apt install ", "there is no package here: `packages::newcomer` installs it"),
+    ("apt update ", "there is no repository here: `packages::newcomer` has one"),
     (
         "cargo ",
         "there is neither a checkout nor a compiler here: `cargo xtask screenshots` goes through the demo",
     ),
-    ("cp numaward.asc ", "there is no download here: `packages::apt` does it"),
+    ("cp numaward.asc ", "there is no download here: `packages::newcomer` does it"),
     ("dnf install ", "Debian has no dnf: `packages::rpm` installs with rpm"),
-    ("gpg ", "there is no download here: `packages::apt` verifies one"),
-    ("sed 's#^URIs: ADDRESS#", "there is no download here: `packages::apt` does it"),
-    ("sha256sum --check ", "there is no download here: `packages::apt` verifies one"),
+    ("gpg ", "there is no download here: `packages::newcomer` verifies one"),
+    ("sed 's#^URIs: ADDRESS#", "there is no download here: `packages::newcomer` does it"),
+    ("sha256sum --check ", "there is no download here: `packages::newcomer` verifies one"),
     ("numaward trial ", "there is no benchmark here: `guides::postgresql` runs one"),
     (
         "target/x86_64-unknown-linux-gnu/release/numaward ",
@@ -208,10 +214,12 @@ const NOT_HERE: &[(&str, &str)] = &[
 
 /// A command of a page.
 #[derive(Debug)]
-struct BookCommand {
+pub(crate) struct BookCommand {
     page: &'static str,
+    /// The nearest heading above the command.
+    pub(crate) heading: String,
     /// The line of the page with those that continue it, without the comment after `#`.
-    text: String,
+    pub(crate) text: String,
 }
 
 impl BookCommand {
@@ -221,19 +229,22 @@ impl BookCommand {
     }
 
     /// Returns true if the command consists of these words or begins with them.
-    fn begins_with(&self, begins: &str) -> bool {
+    pub(crate) fn begins_with(&self, begins: &str) -> bool {
         let rest = self.text.strip_prefix(begins);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' ') || begins.ends_with([' ', '#']))
     }
 
-    /// Returns the definition of how to run the command.
-    fn run(&self) -> Option<&'static CommandExpectation> {
-        let runs = RUNS.iter().filter(|run| self.begins_with(run.begins));
-        runs.max_by_key(|run| run.begins.len())
+    /// Returns the row that applies to the command.
+    pub(crate) fn find_row<'a>(
+        &self,
+        rows: impl IntoIterator<Item = &'a CommandExpectation>,
+    ) -> Option<&'a CommandExpectation> {
+        let rows = rows.into_iter().filter(|row| self.begins_with(row.begins));
+        rows.max_by_key(|row| row.begins.len())
     }
 
     /// Returns the shell script that runs the command.
-    fn script(&self, run: &CommandExpectation) -> String {
+    pub(crate) fn script(&self, run: &CommandExpectation) -> String {
         let mut words: Vec<String> = self.text.split(' ').map(str::to_owned).collect();
         // Reduces memory of requests. Memory of a machine that is only described (`4x32,128Gi`) ends in another word and is kept.
         for amount in words.iter_mut().filter(|word| word.ends_with("Gi")) {
@@ -253,7 +264,7 @@ impl BookCommand {
     }
 
     /// Returns the error message if the output or the exit code is not as expected.
-    fn fault(&self, run: &CommandExpectation, report: &ScriptReport) -> Option<String> {
+    pub(crate) fn fault(&self, run: &CommandExpectation, report: &ScriptReport) -> Option<String> {
         let section = report.section(&self.section());
         let (said, code) = section.rsplit_once("code ").unwrap_or((section, "none"));
         // The exit code of `timeout` if the command was still running.
@@ -270,18 +281,26 @@ impl BookCommand {
 }
 
 /// Returns the commands of the shell blocks of a page.
-fn commands(page: &'static str) -> Vec<BookCommand> {
+pub(crate) fn commands(page: &'static str) -> Vec<BookCommand> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     let text = fs::read_to_string(path).unwrap().replace(" \\\n", " ");
-    let blocks = text.split("\n```").skip(1).step_by(2);
-    let shell =
-        blocks.filter_map(|block| block.split_once('\n')).filter(|(kind, _)| ["", "sh"].contains(kind));
-    let lines = shell.flat_map(|(_, lines)| lines.lines()).filter(|line| !line.trim().is_empty());
-    // A comment begins with ` #`; a `#` within a word does not begin one.
-    lines
-        .map(|line| line.split_once(" #").map_or(line, |(command, _)| command).trim().to_owned())
-        .map(|text| BookCommand { page, text })
-        .collect()
+    let (mut commands, mut heading, mut language) = (Vec::new(), String::new(), None);
+    for line in text.lines() {
+        match (line.strip_prefix("```"), &language) {
+            (Some(of), None) => language = Some(of.to_owned()),
+            (Some(_), Some(_)) => language = None,
+            (None, None) if line.starts_with('#') => {
+                heading = line.trim_start_matches(['#', ' ']).to_owned();
+            }
+            (None, Some(of)) if ["", "sh"].contains(&of.as_str()) && !line.trim().is_empty() => {
+                // A comment begins with ` #`; a `#` within a word does not begin one.
+                let text = line.split_once(" #").map_or(line, |(command, _)| command).trim().to_owned();
+                commands.push(BookCommand { page, heading: heading.clone(), text });
+            }
+            (None, _) => {}
+        }
+    }
+    commands
 }
 
 /// The commands of the book by how they are treated.
@@ -295,7 +314,7 @@ impl BookPlan {
     /// Returns the plan, or the commands that are in no table and the rows without a command.
     fn new() -> Result<Self, String> {
         let mut faults = Vec::new();
-        let mut script = include_str!("book.sh").to_owned();
+        let mut script = [HOST, include_str!("book.sh")].concat();
         let mut run: Vec<(BookCommand, &CommandExpectation)> = Vec::new();
         let mut skipped = Vec::new();
         for (page, least, before) in PAGES {
@@ -303,7 +322,7 @@ impl BookPlan {
             let begun = run.len();
             for command in commands(page) {
                 let not_here = NOT_HERE.iter().find(|(begins, _)| command.begins_with(begins));
-                match (command.run(), not_here) {
+                match (command.find_row(RUNS), not_here) {
                     (Some(how), None) => {
                         script += &command.script(how);
                         run.push((command, how));

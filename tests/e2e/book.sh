@@ -1,19 +1,9 @@
-# Prepares the commands of the book: the daemon as its package installs it, services, programs, and a terminal with typed keys.
-set -eu -o pipefail
-export SYSTEMD_BUS_TIMEOUT=600
-# curl -s URL: some images have no curl.
-curl() { wget -q -O - "$2"; }
-
-for service in postgresql@17-main redis small; do
-    printf '[Service]\nExecStart=/usr/bin/sleep infinity\n' >/run/systemd/system/$service.service
-done
-systemctl daemon-reload
-systemctl start numaward postgresql@17-main redis small
+# The daemon as its package installs it, further programs, and a terminal with typed keys.
+systemctl start numaward
 wait_for 120 ready
 # The first step of the history takes ten seconds.
 _remembered() { curl -s http://127.0.0.1:9560/api/v1/history/workloads | grep -q redis.service; }
 wait_for 120 _remembered
-mkdir -p /run/here
 cd /run/here
 ln -s /srv/traces /srv/prometheusrule.yaml .
 
@@ -22,7 +12,6 @@ cat >where <<'END'
 cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
 policy=$(awk '/ \[?stack/ { print $2; exit }' /proc/self/numa_maps)
 END
-printf '#!/bin/sh\nsleep 1\necho served\n' >server
 for program in forwarder:forwarded batch:done scan:scanned trader:traded; do
     printf '#!/bin/sh\n. /run/here/where\necho "%s on $cpus by $policy"\n' "${program#*:}" >"${program%%:*}"
 done
@@ -31,7 +20,7 @@ cat >editor <<'END'
 #!/bin/sh
 awk '{ print } /^### Anything between/ { print "[Service]\nMemoryMax=1G" }' "$1" >/tmp/edited && cat /tmp/edited >"$1"
 END
-chmod +x server forwarder batch scan trader editor
+chmod +x forwarder batch scan trader editor
 export EDITOR=/run/here/editor
 
 # types WORDS KEYS COMMAND: runs the command in a terminal of 50 lines, and types the keys as soon as the words are on the screen.
@@ -56,11 +45,7 @@ types() {
     return "$(cat /tmp/over)"
 }
 
-cgroup_of() { echo "$cgroups$(systemctl show --value -p ControlGroup "$1")"; }
-cpus_of() { cat "$(cgroup_of "$1")/cpuset.cpus" 2>/dev/null; }
 guarantee() { numaward guarantee postgresql@17-main.service --cpus 2 --memory 40Mi --node 0; }
-# forget: releases the service's guarantee, if it has one.
-forget() { numaward release postgresql@17-main.service || true; }
 # Leaves one free CPU on each node. Two CPUs of one node are free after the small workload has moved.
 crowd() {
     numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0

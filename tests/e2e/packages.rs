@@ -3,6 +3,8 @@
 //!
 //! Fedora's systemd package and dnf are not available here. rpm is Debian's, and runs without dependency checks.
 
+mod newcomer;
+
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use numaward_tests::{ScriptReport, TestEnvironment, boot};
@@ -13,9 +15,8 @@ const SHARED: &str = concat!(include_str!("packages/load.sh"), include_str!("pac
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Returns a machine with package managers, and with packages of this version and of the next.
-fn machine(bench: &TestEnvironment, archives: &tempfile::TempDir) -> Vm {
+fn machine(bench: &TestEnvironment, machine: GuestTopology, archives: &tempfile::TempDir) -> Vm {
     let image = Cache::locate().unwrap().root().join(PACKAGE_MANAGERS).join(SOFTWARE_IMAGE);
-    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let packed = |name: &str, files: &[&str]| {
         let archive = archives.path().join(name);
         let folder = bench.made("..").join(name);
@@ -44,7 +45,8 @@ fn report(script: &str) -> Option<ScriptReport> {
 fn report_of(script: &str, add: impl FnOnce(Vm) -> Vm) -> Option<ScriptReport> {
     let bench = TestEnvironment::open()?;
     let archives = tempfile::tempdir().unwrap();
-    let report = boot(&add(machine(&bench, &archives)), &[SHARED, script].concat());
+    let topology = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let report = boot(&add(machine(&bench, topology, &archives)), &[SHARED, script].concat());
     eprintln!("{report}");
     Some(report)
 }
