@@ -50,6 +50,6 @@ pub use truncated_lines::TruncatedLines;
 pub use unescape::unescape;
 pub use watch::{CgroupEvent, WatchMode, WatchOptions, Watcher};
 pub use workload::{
-    CgroupWorkload, ContainerIdentity, EXEC_PARENT, NameKeeper, RUNTIMES, WorkloadKind, classify,
-    owner_cgroup, pod_cgroup,
+    CgroupWorkload, ContainerIdentity, EXEC_PARENT, NameKeeper, RUNTIMES, WorkloadKind, classify, owner_of,
+    pod_cgroup,
 };

@@ -18,7 +18,9 @@
 //! Sources: systemd.slice(5), systemd.unit(5) (escaping), Kubernetes' `pkg/kubelet/cm` (cgroup names of both drivers),
 //! and the names that containerd, CRI-O, Docker and Podman give to containers.
 
-use crate::{CgroupPath, unescape::unescape};
+use std::{os::unix::fs::MetadataExt as _, path::Path};
+
+use crate::{CgroupPath, files::is_trusted_user, unescape::unescape};
 
 /// The top-level cgroup whose children are commands started by `numaward exec`.
 pub const EXEC_PARENT: &str = "numaward";
@@ -144,20 +146,36 @@ pub fn pod_cgroup(path: &CgroupPath) -> Option<(String, CgroupPath)> {
     Some((container.pod_uid?, path.ancestors().nth(below)?))
 }
 
-/// Returns the cgroup of the pod, of the user (`user-1000.slice`) or else of the workload to which this cgroup belongs. Each of them can
-/// create any number of cgroups below, so that limits for one owner count them together.
-pub fn owner_cgroup(path: &CgroupPath) -> CgroupPath {
-    if let Some((_, pod)) = pod_cgroup(path) {
-        return pod;
+/// Returns the name of the owner that chooses the number of cgroups at this place, so that limits can count them together: the pod, the
+/// user (`user-1000.slice`), the container, the top of the delegation, or else the cgroup itself. `dir` is its directory.
+pub fn owner_of(path: &CgroupPath, dir: &Path) -> String {
+    let names: Vec<&str> = path.components().collect();
+    if let Some(uid) = pod_uid(&names) {
+        return format!("pod {uid}");
     }
-    let mut names = path.components();
-    let is_of_user = names.next() == Some("user.slice")
-        && names.next().is_some_and(|name| name.starts_with("user-") && has_suffix(name, ".slice"));
-    if is_of_user {
-        let above = names.count();
-        return path.ancestors().nth(above).unwrap_or_else(CgroupPath::root);
+    let top = |depth: usize| path.ancestors().nth(names.len() - depth).unwrap_or_else(CgroupPath::root);
+    if let ["user.slice", user, ..] = names[..]
+        && user.starts_with("user-")
+        && has_suffix(user, ".slice")
+    {
+        return top(2).to_string();
     }
-    classify_by_path(path).root
+    let workload = classify_by_path(path);
+    if workload.container.is_some() {
+        return workload.root.to_string();
+    }
+    let is_delegated =
+        |dir: &Path| std::fs::symlink_metadata(dir).is_ok_and(|found| !is_trusted_user(found.uid()));
+    let delegated = path.ancestors().zip(dir.ancestors()).filter(|(_, dir)| is_delegated(dir));
+    delegated.last().map_or_else(|| path.to_string(), |(top, _)| top.to_string())
+}
+
+/// Returns the UID of the pod of this cgroup or of a cgroup around it.
+fn pod_uid(names: &[&str]) -> Option<String> {
+    let slices = names.iter().take_while(|name| has_suffix(name, ".slice")).count();
+    let of_container = || pod_container(names)?.1.pod_uid;
+    let of_slice = || names[..slices].iter().rev().find_map(|name| pod_of_slice(name));
+    of_container().or_else(of_slice).or_else(|| pod_of_cgroupfs(&names[slices..]).map(|(uid, _)| uid))
 }
 
 fn classify_by_path(path: &CgroupPath) -> CgroupWorkload {
@@ -388,6 +406,7 @@ mod tests {
 
     #[test]
     fn cgroups_of_one_owner_belong_together() {
+        let root = tempfile::tempdir().unwrap();
         for (path, owner) in [
             ("/user.slice/user-1000.slice/session-2.scope", "/user.slice/user-1000.slice"),
             (
@@ -395,24 +414,44 @@ mod tests {
                 "/user.slice/user-1000.slice",
             ),
             ("/user.slice/user-1000.slice", "/user.slice/user-1000.slice"),
-            ("/system.slice/nginx.service/worker/1", "/system.slice/nginx.service"),
-            ("/system.slice/a.service/user.slice/user-1.slice/b", "/system.slice/a.service"),
-            ("/batch/user.slice/user-1.slice/b", "/batch"),
-            ("/numaward/bench-1/child", "/numaward/bench-1"),
-            ("/kubepods/burstable/pod{POD}/{ID}/below", "/kubepods/burstable/pod{POD}"),
+            ("/user.slice", "/user.slice"),
             (
-                "/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope",
-                "/kubepods.slice/kubepods-pod{POD_}.slice",
+                "/system.slice/a.service/user.slice/user-1.slice/b",
+                "/system.slice/a.service/user.slice/user-1.slice/b",
             ),
+            ("/batch/job-1", "/batch/job-1"),
+            ("/numaward/bench-1/child", "/numaward/bench-1/child"),
+            ("/kubepods/burstable/pod{POD}/{ID}/below", "pod {POD}"),
+            ("/kubepods/burstable/pod{POD}", "pod {POD}"),
+            ("/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope", "pod {POD}"),
+            ("/kubepods.slice/kubepods-pod{POD_}.slice", "pod {POD}"),
+            ("/system.slice/containerd.service/kubepods-pod{POD_}.slice:cri-containerd:{ID}", "pod {POD}"),
             ("/system.slice/docker-{ID}.scope/a", "/system.slice/docker-{ID}.scope"),
             ("/", "/"),
         ] {
-            let filled = |text: &str| {
-                let text = text.replace("{ID}", ID).replace("{POD}", POD).replace("{POD_}", POD_);
-                text.parse::<CgroupPath>().unwrap()
-            };
-            assert_eq!(owner_cgroup(&filled(path)), filled(owner), "{path}");
+            let filled = |text: &str| text.replace("{ID}", ID).replace("{POD}", POD).replace("{POD_}", POD_);
+            let path: CgroupPath = filled(path).parse().unwrap();
+            let dir = path.dir(root.path());
+            assert_eq!(owner_of(&path, &dir), filled(owner), "{path}");
         }
+    }
+
+    #[test]
+    fn delegation_is_one_owner() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let path: CgroupPath = "/system.slice/batch.service/jobs/1".parse().unwrap();
+        let dir = path.dir(root.path());
+        std::fs::create_dir_all(&dir).unwrap();
+        let owner = || owner_of(&path, &dir);
+        assert_eq!(owner(), path.as_str());
+        for (top, user) in [("jobs/1", 1001), ("jobs", 1000)] {
+            let top = root.path().join("system.slice/batch.service").join(top);
+            std::os::unix::fs::chown(top, Some(user), None).unwrap();
+        }
+        assert_eq!(owner(), "/system.slice/batch.service/jobs");
     }
 
     #[test]

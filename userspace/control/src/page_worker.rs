@@ -109,7 +109,8 @@ pub(crate) fn detached_move(
     perform: impl FnOnce(&PageMove) -> PagesMoved + Send + 'static,
 ) -> PagesMoved {
     let own = order.clone();
-    detached.run(cgroup, timeout, move || perform(&own)).unwrap_or_else(|error| {
+    let dir = order.dirs.first().map_or_else(|| Path::new(""), PathBuf::as_path);
+    detached.run(cgroup, dir, timeout, move || perform(&own)).unwrap_or_else(|error| {
         tracing::warn!(%cgroup, %error, "its pages are not moved");
         let mut moved = PagesMoved::default();
         moved.add(PageOutcome::Skipped, order.bytes.0);

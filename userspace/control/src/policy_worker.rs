@@ -98,8 +98,8 @@ impl PolicyReader {
             let (proc, ended) = (core.config.host_root.join("proc"), self.stop.clone());
             let reads = DetachedReads::default();
             let perform = move |(path, id, dir): Job| {
-                let (proc, ended) = (proc.clone(), ended.clone());
-                let found = reads.run(&path, HANG_TIMEOUT, move || finding_of(&proc, &dir, &ended));
+                let (proc, own_dir, ended) = (proc.clone(), dir.clone(), ended.clone());
+                let found = reads.run(&path, &dir, HANG_TIMEOUT, move || finding_of(&proc, &own_dir, &ended));
                 let finding = found.unwrap_or_else(|error| {
                     let reason = format!("its memory policies cannot be read: {error}");
                     PolicyFinding { policies: Err(reason.clone()), untouched: Err(reason), is_unknown: true }

@@ -113,8 +113,9 @@ impl Cgroupfs {
     pub(super) fn untouched_huge_pages(&self, cgroup: &CgroupPath) -> Bytes {
         let deadline = Instant::now() + MAPPINGS_TIMEOUT;
         let (proc, dir) = (self.options.proc.clone(), cgroup.dir(&self.root));
-        let read = move || pages::untouched_huge_pages(&proc, &dir, deadline);
-        self.reads.run(cgroup, HANG_TIMEOUT, read).flatten().unwrap_or_else(|error| {
+        let own_dir = dir.clone();
+        let read = move || pages::untouched_huge_pages(&proc, &own_dir, deadline);
+        self.reads.run(cgroup, &dir, HANG_TIMEOUT, read).flatten().unwrap_or_else(|error| {
             tracing::debug!(%cgroup, %error, "the mapped huge pages cannot be read");
             Bytes(0)
         })

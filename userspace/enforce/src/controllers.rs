@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{applied::id_of, error::EnforceError};
 
-/// Time to check the children of all cgroups: in a delegated subtree, their owner chooses their number.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time to check the children of one cgroup: in a delegated subtree, their owner chooses their number.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Controllers that were enabled in one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,15 +123,15 @@ pub(super) fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<b
 }
 
 /// Disables controllers in the hierarchy mounted at `root`, and removes the disabled ones from `controllers`. Returns
-/// those that a child uses, that cannot be checked within 10 s, or that the kernel does not disable.
+/// those that a child uses, that cannot be checked within a second, or that the kernel does not disable.
 pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEnabled> {
-    disable_until(root, controllers, Instant::now() + CHECK_TIMEOUT)
+    disable_within(root, controllers, CHECK_TIMEOUT)
 }
 
-pub(super) fn disable_until(
+pub(super) fn disable_within(
     root: &Path,
     controllers: &mut EnabledControllers,
-    deadline: Instant,
+    timeout: Duration,
 ) -> Vec<StillEnabled> {
     let mut left = Vec::new();
     let deepest_first: Vec<_> = {
@@ -141,6 +141,7 @@ pub(super) fn disable_until(
         all
     };
     for (cgroup, CgroupControllers { id, controllers }) in deepest_first {
+        let deadline = Instant::now() + timeout;
         for controller in controllers {
             if let Err(reason) = disable_one(root, &cgroup, id, &controller, deadline) {
                 left.push(StillEnabled { cgroup: cgroup.clone(), controller, reason });
@@ -181,9 +182,11 @@ fn used_below(
     controller: &str,
     deadline: Instant,
 ) -> io::Result<Option<String>> {
+    let is_over = || Instant::now() >= deadline;
+    let unknown = || Ok(Some(format!("{cgroup} has too many children to check that none uses it")));
     for entry in fs::read_dir(dir)? {
-        if Instant::now() >= deadline {
-            return Ok(Some(format!("{cgroup} has too many children to check that none uses it")));
+        if is_over() {
+            return unknown();
         }
         let entry = entry?;
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -197,6 +200,9 @@ fn used_below(
             return Ok(Some(format!("{name} has it enabled for its own children")));
         }
         for file in fs::read_dir(&child).into_iter().flatten().flatten() {
+            if is_over() {
+                return unknown();
+            }
             let file_name = file.file_name();
             let Some(knob) = file_name.to_str().filter(|knob| knob.split('.').next() == Some(controller))
             else {

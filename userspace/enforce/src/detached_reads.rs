@@ -8,26 +8,27 @@
 //! # Algorithm
 //! A read runs on a thread of its own. If it takes too long, the caller continues without a result, and the thread
 //! remains until the read returns. Until then, reads of the same cgroup fail at once. The number of threads is
-//! limited, also for each owner of cgroups: a pod or a user with many cgroups can use up a quarter of them.
+//! limited, also for each owner ([`owner_of`]): a pod or a user with many cgroups can use up an eighth of them.
 
 use std::{
     collections::BTreeMap,
     io,
+    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use numaward_cgroup::{CgroupPath, owner_cgroup};
+use numaward_cgroup::{CgroupPath, owner_of};
 use parking_lot::Mutex;
 
 /// Maximum number of threads, including those that hang, unless another one is stated.
 const MAX_THREADS: usize = 16;
 /// Number of owners that can together use all threads.
-const OWNERS: usize = 4;
+const OWNERS: usize = 8;
 
 /// The cgroups that are being read, with their owners.
-type Running = Mutex<BTreeMap<CgroupPath, CgroupPath>>;
+type Running = Mutex<BTreeMap<CgroupPath, String>>;
 
 /// The reads in progress. Clones share them.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ impl DetachedReads {
         Self { running: Arc::default(), max_threads }
     }
 
-    /// Runs `read` for a cgroup, and waits for its result for at most `timeout`.
+    /// Runs `read` for a cgroup with the directory `dir`, and waits for its result for at most `timeout`.
     ///
     /// # Errors
     ///
@@ -68,6 +69,7 @@ impl DetachedReads {
     pub fn run<T: Send + 'static>(
         &self,
         cgroup: &CgroupPath,
+        dir: &Path,
         timeout: Duration,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
@@ -77,7 +79,7 @@ impl DetachedReads {
                 "a process or a file system that it uses does not respond",
             )
         };
-        let running = self.begin(cgroup).ok_or_else(hung)?;
+        let running = self.begin(cgroup, dir).ok_or_else(hung)?;
         let (sender, result) = mpsc::sync_channel(1);
         thread::Builder::new().name("detached_read".to_owned()).spawn(move || {
             let found = read();
@@ -89,8 +91,8 @@ impl DetachedReads {
     }
 
     /// Returns the entry of a new read; `None` if the cgroup is being read, or the limit of threads is reached.
-    fn begin(&self, cgroup: &CgroupPath) -> Option<RunningRead> {
-        let owner = owner_cgroup(cgroup);
+    fn begin(&self, cgroup: &CgroupPath, dir: &Path) -> Option<RunningRead> {
+        let owner = owner_of(cgroup, dir);
         let mut running = self.running.lock();
         let of_owner = running.values().filter(|other| **other == owner).count();
         let is_full = running.len() >= self.max_threads || of_owner >= self.max_threads.div_ceil(OWNERS);
@@ -111,6 +113,16 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_mins(1);
 
+    /// Runs a read of a cgroup without a directory.
+    fn run<T: Send + 'static>(
+        reads: &DetachedReads,
+        cgroup: &CgroupPath,
+        timeout: Duration,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        reads.run(cgroup, Path::new(""), timeout, read)
+    }
+
     fn cgroup(path: &str) -> CgroupPath {
         path.parse().unwrap()
     }
@@ -121,24 +133,24 @@ mod tests {
         let mut release = Vec::new();
         let (other, first) = (cgroup("/other"), cgroup("/hung-0"));
         for number in 0..MAX_THREADS {
-            assert_eq!(reads.run(&other, LONG, || 1).unwrap(), 1, "{number}");
+            assert_eq!(run(&reads, &other, LONG, || 1).unwrap(), 1, "{number}");
             let (hold, wait) = mpsc::channel::<()>();
             let hung = cgroup(&format!("/hung-{number}"));
-            let error = reads.run(&hung, SHORT, move || wait.recv().is_ok()).unwrap_err();
+            let error = run(&reads, &hung, SHORT, move || wait.recv().is_ok()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             release.push(hold);
             let again = Instant::now();
-            reads.run(&hung, LONG, || false).unwrap_err();
+            run(&reads, &hung, LONG, || false).unwrap_err();
             assert!(again.elapsed() < LONG / 2, "it is not read again meanwhile");
         }
-        reads.run(&other, LONG, || 1).unwrap_err();
+        run(&reads, &other, LONG, || 1).unwrap_err();
         drop(release);
         let start = Instant::now();
         while !reads.running.lock().is_empty() {
             assert!(start.elapsed() < LONG);
             thread::sleep(SHORT);
         }
-        assert_eq!(reads.run(&first, LONG, || 2).unwrap(), 2);
+        assert_eq!(run(&reads, &first, LONG, || 2).unwrap(), 2);
     }
 
     #[test]
@@ -148,20 +160,20 @@ mod tests {
         let mut release = Vec::new();
         for number in 0..2 * MAX_THREADS {
             let (hold, wait) = mpsc::channel::<()>();
-            reads.run(&of_user(number), Duration::ZERO, move || wait.recv().is_ok()).unwrap_err();
+            run(&reads, &of_user(number), Duration::ZERO, move || wait.recv().is_ok()).unwrap_err();
             release.push(hold);
         }
         assert_eq!(reads.running.lock().len(), MAX_THREADS / OWNERS);
         for other in ["/user.slice/user-1001.slice/session-1.scope", "/system.slice/a.service"] {
-            assert_eq!(reads.run(&cgroup(other), LONG, || 1).unwrap(), 1);
+            assert_eq!(run(&reads, &cgroup(other), LONG, || 1).unwrap(), 1);
         }
     }
 
     #[test]
     fn panicking_read_is_an_error() {
         let (reads, cgroup) = (DetachedReads::default(), cgroup("/a"));
-        assert!(reads.run(&cgroup, LONG, || assert!(reads_nothing(), "on purpose")).is_err());
-        assert!(reads.run(&cgroup, LONG, || ()).is_ok());
+        assert!(run(&reads, &cgroup, LONG, || assert!(reads_nothing(), "on purpose")).is_err());
+        assert!(run(&reads, &cgroup, LONG, || ()).is_ok());
     }
 
     fn reads_nothing() -> bool {

@@ -92,13 +92,13 @@ impl MapLocks {
         if is_empty(dir) {
             return Ok(());
         }
-        let (waiting, of, proc_of_check, dir) =
+        let (waiting, of, proc_of_check, own_dir) =
             (self.waiting.clone(), cgroup.clone(), proc.to_owned(), dir.to_owned());
         let run = move || {
             let check = WaitingCheck { waiting, cgroup: of };
-            wait_for_locks(&proc_of_check, &dir, |process| check.note(process))
+            wait_for_locks(&proc_of_check, &own_dir, |process| check.note(process))
         };
-        if let Ok(true) = self.checks.run(cgroup, timeout, run) {
+        if let Ok(true) = self.checks.run(cgroup, dir, timeout, run) {
             return Ok(());
         }
         let process = self.waiting.lock().get(cgroup).copied();

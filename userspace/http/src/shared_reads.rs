@@ -35,8 +35,8 @@ use crate::{
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of reads in progress, including hung ones. Each has a thread.
 const MAX_READS: usize = 32;
-/// Maximum number of reads in progress for one pod, user or workload.
-const MAX_READS_OF_OWNER: usize = 8;
+/// Maximum number of reads in progress for one owner of cgroups, such as a pod or a user: half of the places.
+const MAX_READS_OF_OWNER: usize = 4;
 
 /// The result of a read.
 pub(crate) type ReadResult = Result<Bytes, Failure>;
@@ -46,7 +46,7 @@ type Reads = Mutex<BTreeMap<String, SharedRead>>;
 /// A read in progress.
 #[derive(Debug)]
 struct SharedRead {
-    /// The cgroup of the pod, user or workload that is read.
+    /// The owner of the cgroups that are read.
     owner: String,
     result: Shared<BoxFuture<'static, ReadResult>>,
 }
@@ -77,8 +77,8 @@ impl SharedReads {
         Self { places: BlockingPool::default(), reads: Arc::default(), timeout }
     }
 
-    /// Returns the result of the read of `key` in progress, or else runs `work` on a thread that may block. `owner` is the cgroup
-    /// of the pod, user or workload.
+    /// Returns the result of the read of `key` in progress, or else runs `work` on a thread that may block. `owner` is that of
+    /// the cgroups that are read.
     pub(crate) async fn run(
         &self,
         key: String,
@@ -99,7 +99,7 @@ impl SharedReads {
             } else if reads.len() >= MAX_READS {
                 return Err(hung(&format!("{MAX_READS} reads hang")));
             } else if reads.values().filter(|read| read.owner == owner).count() >= MAX_READS_OF_OWNER {
-                return Err(hung(&format!("{MAX_READS_OF_OWNER} reads below {owner} hang")));
+                return Err(hung(&format!("{MAX_READS_OF_OWNER} reads of {owner} are in progress")));
             } else {
                 let entry = RunningRead { reads: self.reads.clone(), key: key.clone() };
                 let done = spawn(move || {
@@ -307,7 +307,7 @@ mod tests {
             assert!(read.is_err());
         }
         let (_, detail) = hang(MAX_READS_OF_OWNER).await.unwrap_err();
-        assert!(detail.starts_with("8 reads below /user hang"), "{detail}");
+        assert!(detail.starts_with("4 reads of /user are in progress"), "{detail}");
         assert!(shared.run("other".to_owned(), owner("other"), || Ok(Bytes::new())).await.is_ok());
         drop(release);
     }

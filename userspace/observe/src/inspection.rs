@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use numaward_api as api;
-use numaward_cgroup::{CgroupId, CgroupPath, owner_cgroup};
+use numaward_cgroup::{CgroupId, owner_of};
 use numaward_probes::{CallChain, Mode, Probe, SlotId};
 
 use crate::{
@@ -34,11 +34,11 @@ fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, InspectError
 }
 
 impl Observer {
-    /// Returns the cgroup of the pod, user or workload that owns the first cgroup of a name.
-    pub fn owner(&self, name: &str) -> Result<CgroupPath, InspectError> {
+    /// Returns the owner of the first cgroup of a name ([`owner_of`]).
+    pub fn owner(&self, name: &str) -> Result<String, InspectError> {
         let members = members_of(&self.registry.lock().table, name)?;
-        let first = members.first().map(|(_, member)| owner_cgroup(&member.path));
-        Ok(first.unwrap_or_else(CgroupPath::root))
+        let first = members.first().zip(self.dirs(&members).next());
+        Ok(first.map(|((_, member), dir)| owner_of(&member.path, &dir)).unwrap_or_default())
     }
 
     /// Returns the call chains of the workloads of a name. Reads maps of the probes and files of the workload.

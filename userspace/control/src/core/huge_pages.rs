@@ -47,9 +47,9 @@ fn read_untouched(core: &mut Core, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupP
         let deadline = Instant::now() + READ_TIMEOUT;
         let untouched = |path: CgroupPath| {
             let (proc, dir) = (proc.clone(), hierarchy.dir(&path));
-            let untouched = reads
-                .run(&path, HANG_TIMEOUT, move || pages::untouched_huge_pages(&proc, &dir, deadline))
-                .flatten();
+            let own_dir = dir.clone();
+            let read = move || pages::untouched_huge_pages(&proc, &own_dir, deadline);
+            let untouched = reads.run(&path, &dir, HANG_TIMEOUT, read).flatten();
             (path, untouched.map_err(|error| error.to_string()))
         };
         cgroups.into_iter().map(untouched).collect()

@@ -132,7 +132,7 @@ impl App {
         let owner = owner.map_err(|none| stacks_and_regions::failure(&name, none))?;
         let (key, observer) = (format!("{route} {name}"), self.observer.clone());
         let read = move || json(&work(&observer, &name)?);
-        self.workload_reads.run(key, owner.to_string(), read).await.map(json_response)
+        self.workload_reads.run(key, owner, read).await.map(json_response)
     }
 }
 
