@@ -185,6 +185,18 @@ fn floods_of_one_user_delay_no_other() {
     let regions = regions["regions"].as_array().unwrap();
     assert!((1..=200).contains(&regions.len()), "{}", regions.len());
     assert!(regions.iter().all(|region| region["name"].as_str().unwrap().len() <= 1 << 10), "{regions:?}");
+    for section in ["regions of 1", "regions as text"] {
+        let text = report.section(section);
+        assert!(text.contains("[2J"), "the names are shown: {text}");
+        assert!(!text.contains(['\x1b', '\r']), "{section}: a name reaches the terminal: {text:?}");
+    }
+    let budget = report.section("budget");
+    assert_eq!(
+        budget.matches("code 0").count(),
+        4,
+        "a guarantee, a scrape, a repair and a release: {budget}"
+    );
+    assert!(budget.contains("numaward_budget_moved_bytes_total{"), "{budget}");
     for section in ["stacks of 1", "stacks of 8"] {
         assert!(report.section(section).len() < 8 << 20, "{section}");
         let stacks = report.json(section);

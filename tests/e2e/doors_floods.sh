@@ -86,17 +86,23 @@ if ($kind =~ /connections$/) {
     open my $file, '>', 'f' or die $!;
     print $file 'a' x 4096;
     close $file;
+    # Names that are not UTF-8, and that would clear a terminal.
     for my $number (1 .. 50_000) {
-        link 'f', "l$number" or die $!;
-        open my $link, '<', "l$number" or die $!;
+        my $name = "\xff\e[2J\r$number";
+        link 'f', $name or die $!;
+        open my $link, '<', $name or die $!;
         my $place = syscall $mmap, 0, 4096, 1, 0x8001, fileno $link, 0;
         die "mmap: $!" if $place == -1;
         close $link;
     }
     # Allocates on both nodes in turn, again and again, for call chains of a process with that many mappings: MPOL_INTERLEAVE, and
     # MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE.
-    my $nodes = pack 'Q', 3;
-    syscall $is_arm ? 237 : 238, 3, $nodes, 64;
+    # Before that, it allocates 320 MiB on node 1 and keeps them: MPOL_BIND.
+    my $set_mempolicy = $is_arm ? 237 : 238;
+    my ($second, $both) = (pack('Q', 2), pack('Q', 3));
+    syscall $set_mempolicy, 2, $second, 64;
+    syscall($mmap, 0, 320 << 20, 3, 0x8022, -1, 0) != -1 or die "mmap: $!";
+    syscall $set_mempolicy, 3, $both, 64;
     for my $round (0 .. 1_000_000) {
         my $memory = syscall $mmap, 0, 4 << 20, 3, 0x8022, -1, 0;
         die "mmap: $!" if $memory == -1;
@@ -200,6 +206,16 @@ for _client in 1 8; do
 done
 section "regions of 1"
 cat /run/regions-1
+section "regions as text"
+with_code numaward regions tenant.service
+# The daemon reads the same mappings to move the pages beyond the share of the second node.
+section "budget"
+with_code numaward guarantee tenant.service --memory 1100Mi --preferred-nodes 0 2>&1
+_moves() { ask /metrics | grep '^numaward_budget_moved_bytes_total' | grep -v ' 0$'; }
+wait_for 300 _moves
+with_code scrape
+with_code repairs
+with_code numaward release tenant.service
 systemctl stop tenant
 section "peak before the restart"
 peak

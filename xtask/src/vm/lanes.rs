@@ -159,7 +159,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     also_arm64(row("deploy::image_runs_as_manifests_demand", &[(Rest, &["6.12"])]), &["6.12"]),
     row("doors::floods_of_one_user_delay_no_other", &[(CI, &["6.12"]), (Rest, &["latest"])]),
     row("doors::hung_workloads_hold_no_place", &[(CI, &["6.12"]), (Rest, &["latest"])]),
-    row("doors::unprivileged_users_get_no_access", &[(CI, &["6.1"]), (Rest, &["6.12"])]),
+    row("doors::unprivileged_users_get_no_access", &[(CI, &["6.1"]), (Rest, &["6.12", "latest"])]),
     also_arm64(
         row(
             "enforce::enforcement_holds_on_this_kernel",
@@ -218,6 +218,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     also_arm64(row("package::hardened_package_leaves_nothing", &[(Rest, &["6.12"])]), &["6.12"]),
     row("packages::apt_installs_upgrades_and_removes", &[(Rest, &["6.12"])]),
     row("packages::lintian_has_no_objection", &[(Rest, &["6.12"])]),
+    row("packages::newcomer::newcomer_gets_what_the_pages_say", &[(Rest, &["6.12"])]),
     row("packages::playbook_rolls_out_and_stops_at_faults", &[(Rest, &["6.12"])]),
     row("packages::rpm_installs_upgrades_and_erases", &[(Rest, &["6.12"])]),
     row("power::answers_survive_power_loss", &[(CI, &["6.12"]), (Rest, &["6.12"])]),
