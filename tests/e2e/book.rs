@@ -274,7 +274,7 @@ impl BookCommand {
         // `jq` prints `null` for a name that does not exist.
         let is_null = self.text.contains("jq") && said.lines().any(|line| line.trim_matches('"') == "null");
         (code.trim() != expected || !missing.is_empty() || is_null).then(|| {
-            let Self { page, text } = self;
+            let Self { page, text, .. } = self;
             format!("{page}: {text} does not show {missing:?} or does not end with {expected}:\n{section}")
         })
     }

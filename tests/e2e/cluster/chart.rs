@@ -1,5 +1,5 @@
-//! The chart, with Helm: `install`, `test`, `upgrade` and `uninstall`, a startup taint, the configuration of a group of nodes, and a
-//! kubelet that gets static policies while numaward runs.
+//! The chart, with Helm: `install`, `test`, `upgrade` and `uninstall`, a startup taint, the configuration of a group of nodes, a
+//! kubelet that gets static policies while numaward runs, and one with Memory `QoS`.
 
 use std::{
     io::Write as _,
@@ -34,6 +34,7 @@ fn chart_is_installed_and_uninstalled() {
     is_installed(&cluster);
     follows_its_group(&cluster);
     reports_static_kubelet(&cluster);
+    protection_outlives_memory_qos(&cluster);
     is_uninstalled(&cluster);
     cluster.step("done");
 }
@@ -202,6 +203,35 @@ fn reports_static_kubelet(cluster: &Cluster) {
     });
     cluster.wait_until_placed(&PLACED);
     cluster.step("the kubelet is as before");
+}
+
+/// A kubelet with Memory `QoS` and no reservations resets the protection of all pods once a minute, which numaward repairs each time.
+fn protection_outlives_memory_qos(cluster: &Cluster) {
+    let (_, url) = cluster.daemon().unwrap();
+    let metrics = url.replace("/api/v1", "/metrics");
+    let counted = |name: &str| -> Result<u64, String> {
+        let text = cluster.node.run(&format!("wget -q -O - {metrics}"))?;
+        let series = format!("numaward_{name}_total{{knob=\"memory.min\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(series.as_str())).ok_or(text.as_str())?;
+        value.parse().map_err(|_| value.to_owned())
+    };
+    let protection = || cluster.node.run("cat /sys/fs/cgroup/kubepods/memory.min").unwrap();
+    let (before, drifts, repairs) =
+        (protection(), counted("drift").unwrap(), counted("drift_repaired").unwrap());
+    assert_ne!(before.trim(), "0");
+    restart_kubelet(cluster, "--feature-gates=MemoryQoS=true");
+    cluster.wait_for("three resets are repaired", || match counted("drift_repaired")? - repairs {
+        found @ 0..3 => Err(format!("{found} repairs")),
+        _ => Ok(()),
+    });
+    cluster.wait_for("the memory of the pods is protected", || match protection() {
+        now if now == before => Ok(()),
+        now => Err(now),
+    });
+    assert_eq!(counted("drift").unwrap(), drifts, "they are no drift that an alert counts");
+    cluster.wait_until_placed(&PLACED);
+    restart_kubelet(cluster, "");
+    cluster.step("the kubelet's Memory QoS ends no protection");
 }
 
 /// The hook before `helm uninstall` lets the daemon restore all knobs; nothing of the release is left.
