@@ -16,9 +16,11 @@ const SECTIONS: [(&str, &str, usize); 5] = [
     ("start.md", "Install", 1),
 ];
 
+const PACKAGE: &str = concat!("apt install ./dist/numaward_", env!("CARGO_PKG_VERSION"), "_amd64.deb");
+
 /// Commands that need the files of a release. The other commands are those of [`RUNS`].
 const OF_RELEASE: &[CommandExpectation] = &[
-    run("apt install ./dist/", RunMode::Ends, &["Setting up numaward"])
+    run(PACKAGE, RunMode::Ends, &["Setting up numaward"])
         .after("systemctl is-enabled numaward; systemctl is-active numaward", "disabled\ninactive"),
     run("apt update && apt install numaward", RunMode::Ends, &["numaward is already the newest version"])
         .after("apt-cache policy numaward", "file:/srv/now/apt stable/main amd64 Packages"),
