@@ -180,7 +180,9 @@ impl ConflictBackoff {
     ) -> DriftVerdict {
         let policy = self.policy;
         let conflict = self.conflicts.entry((cgroup.clone(), knob)).or_insert(Conflict::begin(now));
-        if conflict.is_over(&policy, now) {
+        // Without reservations, the kubelet has no value of its own to keep.
+        let is_kubelet_over = conflict.is_with_kubelet && cause == DriftCause::KubeletReset;
+        if conflict.is_over(&policy, now) || is_kubelet_over {
             *conflict = Conflict::begin(now);
         }
         if conflict.is_given_up {
@@ -284,6 +286,19 @@ mod tests {
             assert_eq!(verdict, DriftVerdict::Repair, "minute {minute}");
         }
         assert_eq!(conflicts.given_up().count(), 0);
+    }
+
+    #[test]
+    fn reset_by_kubelet_ends_conflict_with_it() {
+        let mut conflicts = ConflictBackoff::new(POLICY);
+        let path: CgroupPath = "/kubepods".parse().unwrap();
+        let mut drifted = |cause, seconds: u64| {
+            conflicts.drifted(&path, Knob::MemoryMin, cause, Duration::from_secs(seconds))
+        };
+        assert_eq!(drifted(DriftCause::Kubelet, 0), DriftVerdict::Repair);
+        assert_eq!(drifted(DriftCause::Kubelet, 60), DriftVerdict::GiveUp);
+        assert_eq!(drifted(DriftCause::KubeletReset, 120), DriftVerdict::Repair);
+        assert_eq!(drifted(DriftCause::Kubelet, 180), DriftVerdict::Repair);
     }
 
     #[test]

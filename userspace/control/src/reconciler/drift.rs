@@ -354,11 +354,11 @@ fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bo
     let is_kubelet = |writer: &KnobWriter| {
         let is_named = writer.name.as_deref().is_some_and(|name| KUBELETS.contains(&name));
         // With the driver `systemd`, the kubelet writes through systemd, too.
-        MEMORY_QOS.contains(&drift.knob) && (is_named || writer.pid == SERVICE_MANAGER && is_of_pods())
+        MEMORY_QOS.contains(&drift.knob) && is_of_pods() && (is_named || writer.pid == SERVICE_MANAGER)
     };
     match cause {
-        Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
         Some(Some(writer)) if is_kubelet(writer) && drift.is_reset() => DriftCause::KubeletReset,
+        Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
         Some(Some(writer)) if is_kubelet(writer) => DriftCause::Kubelet,
         _ if is_written => DriftCause::Written,
         _ => DriftCause::Unseen,
@@ -481,7 +481,11 @@ impl DriftController {
     fn note_drift(&mut self, core: &mut Core, drift: Drift, seen: &ObservedWrites, now: Duration) -> bool {
         let cause = cause(&drift, seen);
         let is_written = cause.is_some() || seen.everything || !self.is_watched(&drift);
-        let how = drift_cause(&drift, cause, is_written);
+        // A drift that waits for its repair still has the cause of its detection.
+        let noted = self.noted.get(&drift.cgroup).and_then(|knobs| knobs.get(&drift.knob));
+        let awaited = noted.filter(|noted| noted.state == api::DriftState::Waiting && noted.drift == drift);
+        let earlier = awaited.and_then(|noted| noted.writer.as_ref()).map(|writer| Some(writer.clone()));
+        let how = drift_cause(&drift, cause.or(earlier.as_ref()), is_written);
         let verdict = match drift.kind {
             DriftKind::Ineffective => None,
             DriftKind::Rewritten => Some(self.conflicts.drifted(&drift.cgroup, drift.knob, how, now)),
@@ -742,6 +746,7 @@ mod tests {
         }
         let reset = Drift { found: Some(Knob::MemoryMin.parse("0").unwrap()), ..drift(Knob::MemoryMin) };
         assert_eq!(found_by(&reset, 7, "kubelet"), DriftCause::KubeletReset);
+        assert_eq!(found_by(&reset, 1, "systemd"), DriftCause::KubeletReset);
         assert_eq!(found_by(&reset, 7, "sh"), DriftCause::Written);
         assert_eq!(found(Knob::MemoryHigh, "kubelet"), DriftCause::Kubelet);
         assert_eq!(found(Knob::CpusetCpus, "kubelet"), DriftCause::Written);
@@ -749,8 +754,9 @@ mod tests {
         assert_eq!(found_by(&drift(Knob::MemoryMin), 1, "systemd"), DriftCause::Kubelet);
         let other = Drift { cgroup: "/a.slice".parse().unwrap(), ..drift(Knob::MemoryMin) };
         assert_eq!(found_by(&other, 1, "systemd"), DriftCause::Written);
-        let reset = Drift { found: Some(Knob::MemoryMin.parse("0").unwrap()), ..drift(Knob::MemoryMin) };
-        assert_eq!(found_by(&reset, 1, "systemd"), DriftCause::Reset);
+        let other = Drift { cgroup: "/a.slice".parse().unwrap(), ..reset };
+        assert_eq!(found_by(&other, 1, "systemd"), DriftCause::Reset);
+        assert_eq!(found_by(&other, 7, "kubelet"), DriftCause::Written);
     }
 
     #[test]
@@ -778,23 +784,26 @@ mod tests {
                 text.lines().find(|line| line.starts_with("drift_total{knob=\"memory.min\"}")).unwrap();
             line.rsplit(' ').next().unwrap().to_owned()
         };
-        for (second, writer, value, count) in [
-            (0, "kubelet", "0", "0"),
-            (60, "kubelet", "0", "0"),
-            (120, "kubelet", "1048576", "0"),
-            (121, "kubelet", "1048576", "0"),
-            (2_000, "sh", "1048576", "1"),
+        // Resets and the first write of the kubelet are repaired, and the second write is left. A reset within a second after another one is
+        // repaired when that is over, also if no write is seen then.
+        for (millis, writer, value, count, is_repaired) in [
+            (0, Some("kubelet"), "0", "0", true),
+            (60_000, Some("kubelet"), "0", "0", true),
+            (60_200, Some("kubelet"), "0", "0", false),
+            (61_200, None, "0", "0", true),
+            (120_000, Some("kubelet"), "1048576", "0", true),
+            (121_000, Some("kubelet"), "1048576", "0", false),
+            (2_000_000, Some("sh"), "1048576", "1", true),
         ] {
             fs::write(&knob, format!("{value}\n")).unwrap();
-            let writer = KnobWriter { pid: 77, name: Some(writer.to_owned()), cgroup: None };
-            let seen = ObservedWrites {
-                knobs: [((path.clone(), Knob::MemoryMin), Some(writer))].into(),
-                everything: false,
-            };
-            drift.check_cgroup(core, [path.clone()].into(), seen, Duration::from_secs(second));
-            assert_eq!(counted(core), count, "after {second} s");
-            // Resets and the first write of the kubelet are repaired, and the second write is left.
-            assert_eq!(fixture::line(&knob) == wanted, second != 121, "after {second} s");
+            let write = writer.map(|name| {
+                let writer = KnobWriter { pid: 77, name: Some(name.to_owned()), cgroup: None };
+                ((path.clone(), Knob::MemoryMin), Some(writer))
+            });
+            let seen = ObservedWrites { knobs: write.into_iter().collect(), everything: false };
+            drift.check_cgroup(core, [path.clone()].into(), seen, Duration::from_millis(millis));
+            assert_eq!(counted(core), count, "after {millis} ms");
+            assert_eq!(fixture::line(&knob) == wanted, is_repaired, "after {millis} ms");
         }
     }
 
