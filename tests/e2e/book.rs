@@ -29,8 +29,12 @@ pub(crate) const HOST: &str = include_str!("book/host.sh");
 /// The traces of pods that are replayed.
 const TRACES: [&str; 2] = ["cxl", "four"];
 /// Texts of the book and their replacements.
-const SMALLER: [(&str, &str); 3] =
-    [("--for 10m", "--for 30s"), ("+5m", "+5s"), ("--hosts 1000", "--hosts 12")];
+const SMALLER: [(&str, &str); 4] = [
+    ("--for 10m", "--for 30s"),
+    ("+5m", "+5s"),
+    ("--hosts 1000", "--hosts 12"),
+    ("https://HOST/PATH", "file:/srv/now/apt"),
+];
 
 /// How a command of a page is run, and how it ends.
 #[derive(Clone, Copy)]

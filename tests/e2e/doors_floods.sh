@@ -213,6 +213,7 @@ section "budget"
 with_code numaward guarantee tenant.service --memory 1100Mi --preferred-nodes 0 2>&1
 _moves() { ask /metrics | grep '^numaward_budget_moved_bytes_total' | grep -v ' 0$'; }
 wait_for 300 _moves
+_moves
 with_code scrape
 with_code repairs
 with_code numaward release tenant.service

@@ -147,7 +147,7 @@ pub fn pod_cgroup(path: &CgroupPath) -> Option<(String, CgroupPath)> {
 }
 
 /// Returns the name of the owner that chooses the number of cgroups at this place, so that limits can count them together: the pod, the
-/// user (`user-1000.slice`), the container, the top of the delegation, or else the cgroup itself. `dir` is its directory.
+/// user (`user-1000.slice`), the top of the delegation, the container, or else the cgroup itself. `dir` is its directory.
 pub fn owner_of(path: &CgroupPath, dir: &Path) -> String {
     let names: Vec<&str> = path.components().collect();
     if let Some(uid) = pod_uid(&names) {
@@ -160,14 +160,15 @@ pub fn owner_of(path: &CgroupPath, dir: &Path) -> String {
     {
         return top(2).to_string();
     }
-    let workload = classify_by_path(path);
-    if workload.container.is_some() {
-        return workload.root.to_string();
-    }
     let is_delegated =
         |dir: &Path| std::fs::symlink_metadata(dir).is_ok_and(|found| !is_trusted_user(found.uid()));
     let delegated = path.ancestors().zip(dir.ancestors()).filter(|(_, dir)| is_delegated(dir));
-    delegated.last().map_or_else(|| path.to_string(), |(top, _)| top.to_string())
+    if let Some((top, _)) = delegated.last() {
+        return top.to_string();
+    }
+    let workload = classify_by_path(path);
+    let owner = if workload.container.is_some() { &workload.root } else { path };
+    owner.to_string()
 }
 
 /// Returns the UID of the pod of this cgroup or of a cgroup around it.
@@ -442,14 +443,15 @@ mod tests {
             return;
         }
         let root = tempfile::tempdir().unwrap();
-        let path: CgroupPath = "/system.slice/batch.service/jobs/1".parse().unwrap();
+        // The user chooses the names.
+        let path = format!("/system.slice/batch.service/jobs/docker-{ID}.scope");
+        let path: CgroupPath = path.parse().unwrap();
         let dir = path.dir(root.path());
         std::fs::create_dir_all(&dir).unwrap();
         let owner = || owner_of(&path, &dir);
-        assert_eq!(owner(), path.as_str());
-        for (top, user) in [("jobs/1", 1001), ("jobs", 1000)] {
-            let top = root.path().join("system.slice/batch.service").join(top);
-            std::os::unix::fs::chown(top, Some(user), None).unwrap();
+        assert_eq!(owner(), path.as_str(), "a container of root");
+        for (dir, user) in [(dir.as_path(), 1001), (dir.parent().unwrap(), 1000)] {
+            std::os::unix::fs::chown(dir, Some(user), None).unwrap();
         }
         assert_eq!(owner(), "/system.slice/batch.service/jobs");
     }

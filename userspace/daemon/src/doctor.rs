@@ -610,11 +610,6 @@ impl DoctorHost<'_> {
                     Some(found) if config.mode == Some(OperatingMode::Observe) => {
                         ok(format!("{managers}; its Memory QoS is on ({})", found.setting))
                     }
-                    Some(found) if !found.reserves => ok(format!(
-                        "{managers}; its Memory QoS is on ({}): {}",
-                        found.setting,
-                        found.effect()
-                    )),
                     Some(found) => warn(
                         format!("{managers}; its Memory QoS is on ({}): {}", found.setting, found.effect()),
                         "set featureGates.MemoryQoS: false in the kubelet's configuration, or memoryReservationPolicy: None in numaward's",
@@ -883,7 +878,7 @@ mod tests {
         let fix = find(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").fix.unwrap();
         assert!(fix.contains("set memoryManagerPolicy: None") && fix.contains("mode: observe"), "{fix}");
         for (mode, reservations, verdict) in [
-            (None, "None", CheckResult::Ok),
+            (None, "None", CheckResult::Warn),
             (None, "TieredReservation", CheckResult::Warn),
             (Some(OperatingMode::Observe), "TieredReservation", CheckResult::Ok),
         ] {

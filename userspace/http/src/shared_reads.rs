@@ -10,13 +10,20 @@
 //!
 //! A read can hang: on a file of a workload in a file system that does not respond, or on the locks of a process that
 //! waits for one. A read that takes longer than [`READ_TIMEOUT`] fails for all requests that joined it, and frees its
-//! place. Its thread remains blocked, so the number of threads is limited to [`MAX_READS`], and to [`MAX_READS_OF_OWNER`] for the
+//! place. Its thread remains blocked, so the number of threads is limited to [`MAX_READS`], and to [`MAX_HUNG_OF_OWNER`] for the
 //! workloads of one owner, and requests for its key fail at once until it ends.
 //!
 //! # Invariant
 //! At most one read is in progress for each key, even if no client waits for it any more.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{body::Bytes, http::StatusCode};
 use futures_util::{
@@ -35,8 +42,8 @@ use crate::{
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of reads in progress, including hung ones. Each has a thread.
 const MAX_READS: usize = 32;
-/// Maximum number of reads in progress for one owner of cgroups, such as a pod or a user: half of the places.
-const MAX_READS_OF_OWNER: usize = 4;
+/// Maximum number of hung reads of one owner of cgroups, such as a pod or a user.
+const MAX_HUNG_OF_OWNER: usize = 4;
 
 /// The result of a read.
 pub(crate) type ReadResult = Result<Bytes, Failure>;
@@ -48,6 +55,8 @@ type Reads = Mutex<BTreeMap<String, SharedRead>>;
 struct SharedRead {
     /// The owner of the cgroups that are read.
     owner: String,
+    /// True once it has exceeded its time.
+    is_hung: Arc<AtomicBool>,
     result: Shared<BoxFuture<'static, ReadResult>>,
 }
 
@@ -98,8 +107,8 @@ impl SharedReads {
                 read.result.clone()
             } else if reads.len() >= MAX_READS {
                 return Err(hung(&format!("{MAX_READS} reads hang")));
-            } else if reads.values().filter(|read| read.owner == owner).count() >= MAX_READS_OF_OWNER {
-                return Err(hung(&format!("{MAX_READS_OF_OWNER} reads of {owner} are in progress")));
+            } else if hung_of(&reads, &owner) >= MAX_HUNG_OF_OWNER {
+                return Err(hung(&format!("{MAX_HUNG_OF_OWNER} reads of {owner} hang")));
             } else {
                 let entry = RunningRead { reads: self.reads.clone(), key: key.clone() };
                 let done = spawn(move || {
@@ -107,9 +116,13 @@ impl SharedReads {
                     work()
                 });
                 let done = timeout(self.timeout, done);
+                let is_hung = Arc::new(AtomicBool::new(false));
+                let noted = is_hung.clone();
                 let task = tokio::spawn(async move {
                     let _place = place;
-                    done.await
+                    let result = done.await;
+                    noted.store(result.is_err(), Ordering::Relaxed);
+                    result
                 });
                 let read = async {
                     match task.await {
@@ -119,7 +132,7 @@ impl SharedReads {
                     }
                 };
                 let result = read.boxed().shared();
-                reads.insert(key, SharedRead { owner, result: result.clone() });
+                reads.insert(key, SharedRead { owner, is_hung, result: result.clone() });
                 result
             }
         };
@@ -133,6 +146,12 @@ impl Default for SharedReads {
     }
 }
 
+/// Returns the number of hung reads of an owner.
+fn hung_of(reads: &BTreeMap<String, SharedRead>, owner: &str) -> usize {
+    let is_hung = |read: &&SharedRead| read.owner == owner && read.is_hung.load(Ordering::Relaxed);
+    reads.values().filter(is_hung).count()
+}
+
 fn hung(what: &str) -> Failure {
     let why = "a file system or a process that a workload uses does not respond";
     (StatusCode::SERVICE_UNAVAILABLE, format!("{what}: {why}"))
@@ -140,10 +159,7 @@ fn hung(what: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    };
+    use std::sync::{atomic::AtomicU32, mpsc};
 
     use super::*;
     use crate::blocking::MAX_READERS;
@@ -296,7 +312,7 @@ mod tests {
             };
             shared.run(format!("hung {number}"), owner("user"), hang)
         };
-        for number in 0..MAX_READS_OF_OWNER {
+        for number in 0..MAX_HUNG_OF_OWNER {
             let wait = async {
                 while shared.reads.lock().len() <= number {
                     tokio::task::yield_now().await;
@@ -306,8 +322,8 @@ mod tests {
             let (read, ()) = tokio::join!(hang(number), wait);
             assert!(read.is_err());
         }
-        let (_, detail) = hang(MAX_READS_OF_OWNER).await.unwrap_err();
-        assert!(detail.starts_with("4 reads of /user are in progress"), "{detail}");
+        let (_, detail) = hang(MAX_HUNG_OF_OWNER).await.unwrap_err();
+        assert!(detail.starts_with("4 reads of /user hang"), "{detail}");
         assert!(shared.run("other".to_owned(), owner("other"), || Ok(Bytes::new())).await.is_ok());
         drop(release);
     }

@@ -190,7 +190,13 @@ enableServiceLinks: false
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 # Nodes of all kinds, but none that cannot be reached: their taints have the effect NoExecute as well.
-tolerations: [{ operator: Exists, effect: NoSchedule }]
+tolerations:
+  - { operator: Exists, effect: NoSchedule }
+{{- range .Values.tolerations }}
+{{- if .key }}
+  - {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end }}
 nodeSelector:
   kubernetes.io/os: linux
 securityContext:

@@ -47,8 +47,9 @@ impl KubeletMemoryQos {
         if self.reserves {
             "the kubelet writes memory.min, memory.low and memory.high of pods as well: where it writes them again, its values are kept"
         } else {
-            "the kubelet sets memory.min and memory.low of all pods together to 0 once a minute, which numaward undoes, and it may write \
-             memory.high of pods (memoryThrottlingFactor): where it writes that again, its value is kept"
+            "from 1.36 on, the kubelet sets memory.min and memory.low of all pods together to 0 once a minute, which numaward undoes; \
+             an older one writes values of its own, as it does for memory.high (memoryThrottlingFactor): where it writes these \
+             again, they are kept"
         }
     }
 }

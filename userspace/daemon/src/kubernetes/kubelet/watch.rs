@@ -243,8 +243,7 @@ async fn report_memory_qos(config: Config, mode: OperatingMode) {
     let Some(found) = find_memory_qos(&config).await else { return };
     let memory_qos = &found.setting;
     match mode {
-        OperatingMode::Enforce if found.reserves => tracing::warn!(memory_qos, "{}", found.effect()),
-        OperatingMode::Enforce => tracing::info!(memory_qos, "{}", found.effect()),
+        OperatingMode::Enforce => tracing::warn!(memory_qos, "{}", found.effect()),
         OperatingMode::Observe => tracing::info!(
             memory_qos,
             "the kubelet's Memory QoS is on; numaward writes no memory protection of pods in this mode"
