@@ -97,11 +97,11 @@ if ($kind =~ /connections$/) {
     }
     # Allocates on both nodes in turn, again and again, for call chains of a process with that many mappings: MPOL_INTERLEAVE, and
     # MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE.
-    # Before that, it allocates 320 MiB on node 1 and keeps them: MPOL_BIND.
+    # Before that, it allocates 480 MiB on node 1 and keeps them: MPOL_BIND.
     my $set_mempolicy = $is_arm ? 237 : 238;
     my ($second, $both) = (pack('Q', 2), pack('Q', 3));
     syscall $set_mempolicy, 2, $second, 64;
-    syscall($mmap, 0, 320 << 20, 3, 0x8022, -1, 0) != -1 or die "mmap: $!";
+    syscall($mmap, 0, 480 << 20, 3, 0x8022, -1, 0) != -1 or die "mmap: $!";
     syscall $set_mempolicy, 3, $both, 64;
     for my $round (0 .. 1_000_000) {
         my $memory = syscall $mmap, 0, 4 << 20, 3, 0x8022, -1, 0;
@@ -212,6 +212,8 @@ with_code numaward regions tenant.service
 section "budget"
 with_code numaward guarantee tenant.service --memory 1100Mi --preferred-nodes 0 2>&1
 _moves() { ask /metrics | grep '^numaward_budget_moved_bytes_total' | grep -v ' 0$'; }
+ask /api/v1/allocations
+cat $cgroups/system.slice/tenant.service/memory.numa_stat | grep anon
 wait_for 300 _moves
 _moves
 with_code scrape
