@@ -113,9 +113,14 @@ fn is_installed(cluster: &Cluster) {
     });
     cluster.step("the startup taint is removed");
     helm(cluster, "test", None);
+    run_pods(cluster);
+    cluster.step("pods are placed");
+}
+
+/// Runs a pod on shared CPUs and two with a guarantee.
+fn run_pods(cluster: &Cluster) {
     cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
     run_two_and_three(cluster);
-    cluster.step("pods are placed");
 }
 
 /// Returns the reason for which a part of the daemon is degraded.
@@ -202,6 +207,9 @@ fn reports_static_kubelet(cluster: &Cluster) {
         None => Ok(()),
     });
     cluster.wait_until_placed(&PLACED);
+    // The kubelet may have set the CPUs of running containers, which keep them.
+    cluster.delete(&[SHARED, "two", "three"]);
+    run_pods(cluster);
     cluster.step("the kubelet is as before");
 }
 
