@@ -78,19 +78,18 @@ if ($kind =~ /connections$/) {
     my $mmap = $is_arm ? 222 : 9;
     mkdir '/run/attack/folder';
     chdir '/run/attack/folder' or die $!;
+    # Names that are not UTF-8, and that would clear a terminal.
     for my $level (10 .. 24) {
-        my $name = $level . 'x' x 248;
+        my $name = "$level\xff\e[2J\r" . 'x' x 242;
         mkdir $name;
         chdir $name or die $!;
     }
     open my $file, '>', 'f' or die $!;
     print $file 'a' x 4096;
     close $file;
-    # Names that are not UTF-8, and that would clear a terminal.
     for my $number (1 .. 50_000) {
-        my $name = "\xff\e[2J\r$number";
-        link 'f', $name or die $!;
-        open my $link, '<', $name or die $!;
+        link 'f', "l$number" or die $!;
+        open my $link, '<', "l$number" or die $!;
         my $place = syscall $mmap, 0, 4096, 1, 0x8001, fileno $link, 0;
         die "mmap: $!" if $place == -1;
         close $link;
