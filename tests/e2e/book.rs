@@ -294,7 +294,7 @@ pub(crate) fn commands(page: &'static str) -> Vec<BookCommand> {
             (Some(of), None) => language = Some(of.to_owned()),
             (Some(_), Some(_)) => language = None,
             (None, None) if line.starts_with('#') => {
-                heading = line.trim_start_matches(['#', ' ']).to_owned();
+                line.trim_start_matches(['#', ' ']).clone_into(&mut heading);
             }
             (None, Some(of)) if ["", "sh"].contains(&of.as_str()) && !line.trim().is_empty() => {
                 // A comment begins with ` #`; a `#` within a word does not begin one.
