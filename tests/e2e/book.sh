@@ -1,4 +1,5 @@
 # The daemon as its package installs it, further programs, and a terminal with typed keys.
+set -eu -o pipefail
 systemctl start numaward
 wait_for 120 ready
 # The first step of the history takes ten seconds.

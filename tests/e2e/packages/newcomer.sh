@@ -1,4 +1,5 @@
 # A host on which the files of a release lie in the current folder. apt and gpg ask no questions and write to one stream.
+set -eu
 cd /srv/now
 mkdir dist
 cp $(find apt -name '*_amd64.deb') dist/

@@ -211,27 +211,26 @@ async fn cgroup_of_commands_is_recreated() {
 /// A second writer of memory protection named `kubelet` wins after one repair.
 #[tokio::test]
 async fn yields_memory_min_to_kubelet() {
-    let bench = DaemonBench::new(&["a"]);
+    let bench = DaemonBench::new(&["kubepods"]);
     if KnobWatch::new(bench.dir.path()).is_err() {
         return skip_outside_ci("writes to knobs are reported only with CAP_SYS_ADMIN");
     }
     let (reconciler, thread, stop) = bench.start();
-    admit(&reconciler, "a", 1).await.unwrap();
-    let knob = bench.dir.path().join("cgroup/a/memory.min");
+    admit(&reconciler, "kubepods", 1).await.unwrap();
+    let knob = bench.dir.path().join("cgroup/kubepods/memory.min");
     let protected = (1_u64 << 30).to_string();
-    assert_eq!(bench.knob("a/memory.min"), protected);
+    assert_eq!(bench.knob("kubepods/memory.min"), protected);
     // The kernel names the process after the file that was executed.
     let kubelet = bench.dir.path().join("kubelet");
     std::os::unix::fs::symlink("/bin/sh", &kubelet).unwrap();
-    let script =
-        "while [ -e \"$0\" ]; do read -r has <\"$0\"; [ \"$has\" = 0 ] || echo 0 >\"$0\"; sleep 0.3; done";
+    let script = "while [ -e \"$0\" ]; do read -r has <\"$0\"; [ \"$has\" = 4096 ] || echo 4096 >\"$0\"; sleep 0.3; done";
     let mut kubelet = std::process::Command::new(kubelet).arg("-c").arg(script).arg(&knob).spawn().unwrap();
     let drift = || reconciler.allocations().allocations[0].drift.clone();
     until("the knob is left", &|| drift().iter().any(|drift| drift.state == api::DriftState::Left));
     std::thread::sleep(std::time::Duration::from_secs(2));
     kubelet.kill().unwrap();
     kubelet.wait().unwrap();
-    assert_eq!(bench.knob("a/memory.min"), "0", "its value is kept");
+    assert_eq!(bench.knob("kubepods/memory.min"), "4096", "its value is kept");
     // The sets that are effective are no files of a kernel here, so they drift, too.
     let left = drift().into_iter().find(|drift| drift.knob == "memory.min").unwrap();
     assert_eq!((left.state, left.count), (api::DriftState::Left, 1), "one repair: {left:?}");
