@@ -38,9 +38,6 @@ fn budgets_let_workloads_share_a_node() {
         assert!(taken > share + 20 * MIB, "{run}: {taken} of {share}");
         let wide = report.numa_stat(&format!("{run} wide"))["anon"][&node];
         let killed = report.section(&format!("{run} killed"));
-        let regions = report.section(&format!("{run} regions"));
-        assert!(regions.contains(r"\x1b[2J\rx") && regions.contains("code 0"), "{regions}");
-        assert!(!regions.contains(['\x1b', '\r']), "a name reaches the terminal: {regions:?}");
         let metrics = report.section(&format!("{run} metrics"));
         let moved = value(metrics, "numaward_budget_moved_bytes_total{outcome=\"moved\"}");
         let events = report.section(&format!("{run} events"));
