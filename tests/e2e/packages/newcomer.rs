@@ -26,7 +26,7 @@ const OF_RELEASE: &[CommandExpectation] = &[
         .after("apt-cache policy numaward", "file:/srv/now/apt stable/main amd64 Packages"),
     run("cp numaward.asc", RunMode::Ends, &[]).after("ls /etc/apt/keyrings", "numaward.asc"),
     run("gpg --import", RunMode::Ends, &["imported: 1"]),
-    run("gpg --show-keys", RunMode::Ends, &["Key fingerprint = "]),
+    run("gpg --show-keys", RunMode::Ends, &["ed25519"]),
     run("gpg --verify", RunMode::Ends, &["Good signature from \"numaward"]),
     run("sed 's#^URIs: ADDRESS#", RunMode::Ends, &[])
         .after("cat /etc/apt/sources.list.d/numaward.sources", "URIs: file:/srv/now/apt"),
