@@ -274,6 +274,14 @@ mod tests {
         assert_eq!(drifted(DriftCause::Kubelet, 120), DriftVerdict::GivenUp);
         assert_eq!(drifted(DriftCause::Unseen, 219), DriftVerdict::GivenUp, "it wrote 99 s ago");
         assert_eq!(drifted(DriftCause::Unseen, 220), DriftVerdict::Repair, "it does not write any more");
+        assert_eq!(drifted(DriftCause::Kubelet, 330), DriftVerdict::Repair);
+        assert_eq!(drifted(DriftCause::Kubelet, 390), DriftVerdict::GiveUp);
+        assert_eq!(
+            drifted(DriftCause::KubeletReset, 450),
+            DriftVerdict::Repair,
+            "a reset is no value to keep"
+        );
+        assert_eq!(drifted(DriftCause::Kubelet, 510), DriftVerdict::Repair);
     }
 
     #[test]
@@ -286,19 +294,6 @@ mod tests {
             assert_eq!(verdict, DriftVerdict::Repair, "minute {minute}");
         }
         assert_eq!(conflicts.given_up().count(), 0);
-    }
-
-    #[test]
-    fn reset_by_kubelet_ends_conflict_with_it() {
-        let mut conflicts = ConflictBackoff::new(POLICY);
-        let path: CgroupPath = "/kubepods".parse().unwrap();
-        let mut drifted = |cause, seconds: u64| {
-            conflicts.drifted(&path, Knob::MemoryMin, cause, Duration::from_secs(seconds))
-        };
-        assert_eq!(drifted(DriftCause::Kubelet, 0), DriftVerdict::Repair);
-        assert_eq!(drifted(DriftCause::Kubelet, 60), DriftVerdict::GiveUp);
-        assert_eq!(drifted(DriftCause::KubeletReset, 120), DriftVerdict::Repair);
-        assert_eq!(drifted(DriftCause::Kubelet, 180), DriftVerdict::Repair);
     }
 
     #[test]
