@@ -128,12 +128,19 @@ fn header(screen: &Screen, model: &TopModel, now: Instant, columns: usize) -> Li
         0 => Span::raw("waiting"),
         _ => Span::styled("live", palette.colour(Color::Green)),
     };
-    let guaranteed = model.rows.values().filter(|row| row.allocation.is_some()).count();
+    let count = model.rows.len();
     let rates: Vec<_> = model.rows.values().filter_map(|row| row.rates).collect();
     let mut facts = vec![
         format!("numaward {}", clean(&model.version.version)),
         format!("Linux {}", clean(&model.version.kernel)),
-        format!("{} workloads, {guaranteed} guaranteed", model.rows.len()),
+        match &model.allocations {
+            Some(_) => {
+                let guaranteed = model.rows.values().filter(|row| row.allocation.is_some()).count();
+                format!("{count} workloads, {guaranteed} guaranteed")
+            }
+            // Not fetched yet.
+            None => format!("{count} workloads"),
+        },
     ];
     if !rates.is_empty() {
         facts.push(format!("remote {}", rate(rates.iter().map(|rates| rates.remote).sum())));

@@ -13,7 +13,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader},
+    io::{self, BufRead, BufReader},
     ops::Range,
     path::Path,
 };
@@ -43,34 +43,43 @@ pub(super) struct NodeMappings {
     pub(super) mappings: Vec<NodeMapping>,
     /// Number of lines that could not be read, and of mappings beyond [`MAX_MAPPINGS`].
     pub(super) skipped: u64,
+    /// True if the time was over before all mappings were read.
+    pub(super) is_partial: bool,
 }
 
-/// Returns the mappings of the process in the directory `process` that have pages on `node`. Pools of huge pages are
-/// not among them: they are preallocated and never move. `is_over` is called for each line.
+/// Returns the mappings of the process in the directory `process` that have pages on `node`, as far as they are read before `is_over`
+/// returns true. Pools of huge pages are not among them: they are preallocated and never move. `is_over` is called for each line.
 ///
 /// # Errors
 ///
-/// The process has ended, or the daemon may not trace it; [`io::ErrorKind::Interrupted`] if `is_over` returns true.
+/// The process has ended, or the daemon may not trace it.
 pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool) -> io::Result<NodeMappings> {
+    let mut lines = open_lines(&process.join("numa_maps"))?;
+    let mut ranges = MappingRanges { lines: open_lines(&process.join("maps"))?, last: None };
     let mut found = NodeMappings::default();
-    for_lines(&process.join("numa_maps"), is_over, |line| match mapping(line, node) {
-        Ok(Some(mapping)) if found.mappings.len() < MAX_MAPPINGS => found.mappings.push(mapping),
-        Ok(None) => {}
-        Ok(Some(_)) | Err(MalformedLine) => found.skipped += 1,
-    })?;
-    let mappings = &mut found.mappings;
-    mappings.sort_by_key(|mapping| mapping.addresses.start);
-    for_lines(&process.join("maps"), is_over, |line| {
-        if let Some((start, end)) = range(line)
-            && let Ok(place) = mappings.binary_search_by_key(&start, |mapping| mapping.addresses.start)
-            && let Some(mapping) = mappings.get_mut(place)
-        {
-            mapping.addresses.end = end;
+    // Both files are read together, so that mappings have an end although the time is over before the last one.
+    while let Some(line) = lines.next_line()? {
+        if is_over() {
+            found.is_partial = true;
+            break;
         }
-    })?;
-    // Mappings without an end have gone meanwhile.
-    mappings.retain(|mapping| !mapping.addresses.is_empty());
-    mappings.sort_by_key(|mapping| (mapping.active, mapping.addresses.start));
+        match mapping(&String::from_utf8_lossy(line), node) {
+            Ok(Some(mut mapping)) if found.mappings.len() < MAX_MAPPINGS => {
+                match ranges.end_of(mapping.addresses.start, is_over)? {
+                    Some(end) => {
+                        mapping.addresses.end = end;
+                        found.mappings.push(mapping);
+                    }
+                    None if is_over() => found.is_partial = true,
+                    // The mapping has gone meanwhile.
+                    None => {}
+                }
+            }
+            Ok(None) => {}
+            Ok(Some(_)) | Err(MalformedLine) => found.skipped += 1,
+        }
+    }
+    found.mappings.sort_by_key(|mapping| (mapping.active, mapping.addresses.start));
     Ok(found)
 }
 
@@ -84,16 +93,28 @@ pub fn mappings_on_node(
     Ok(on_node(process, node, &is_over)?.mappings.into_iter().map(|mapping| mapping.addresses).collect())
 }
 
-/// Calls `each` for the lines of a file.
-fn for_lines(path: &Path, is_over: &impl Fn() -> bool, mut each: impl FnMut(&str)) -> io::Result<()> {
-    let mut lines = TruncatedLines::new(BufReader::with_capacity(1 << 16, File::open(path)?));
-    while let Some(line) = lines.next_line()? {
-        if is_over() {
-            return Err(io::ErrorKind::Interrupted.into());
+fn open_lines(path: &Path) -> io::Result<TruncatedLines<BufReader<File>>> {
+    Ok(TruncatedLines::new(BufReader::with_capacity(1 << 16, File::open(path)?)))
+}
+
+/// The address ranges of `maps`, read in ascending order.
+struct MappingRanges<R> {
+    lines: TruncatedLines<R>,
+    last: Option<(usize, usize)>,
+}
+
+impl<R: BufRead> MappingRanges<R> {
+    /// Returns the end of the mapping that begins at an address, which is not lower than those of earlier calls. `None` if there is no
+    /// such mapping, or if `is_over` returns true.
+    fn end_of(&mut self, start: usize, is_over: &impl Fn() -> bool) -> io::Result<Option<usize>> {
+        while self.last.is_none_or(|(last, _)| last < start) {
+            match self.lines.next_line()? {
+                Some(line) if !is_over() => self.last = range(&String::from_utf8_lossy(line)).or(self.last),
+                _ => return Ok(None),
+            }
         }
-        each(&String::from_utf8_lossy(line));
+        Ok(self.last.filter(|(last, end)| *last == start && *end > start).map(|(_, end)| end))
     }
-    Ok(())
 }
 
 /// Parses the addresses of a line of `maps`.
@@ -141,7 +162,7 @@ fn mapping(line: &str, node: NodeId) -> Result<Option<NodeMapping>, MalformedLin
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{cell::Cell, fs};
 
     use super::*;
 
@@ -172,7 +193,7 @@ zzz default N0=1
         };
         let read = |node| on_node(process.path(), NodeId(node), &|| false).unwrap();
         write(MAPS);
-        let NodeMappings { mappings: found, skipped } = read(0);
+        let NodeMappings { mappings: found, skipped, .. } = read(0);
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0100_0000, 250), (0x40_0000, 781), (0x7f00_0000_0000, 1000)]);
         assert_eq!((found[0].addresses.end, found[0].pages), (0x7f00_0180_0000, 2048));
@@ -184,8 +205,14 @@ zzz default N0=1
         assert!(read(7).mappings.is_empty());
         write("");
         assert!(read(0).mappings.is_empty(), "a mapping that is gone meanwhile");
-        let error = on_node(process.path(), NodeId(0), &|| true).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        write(MAPS);
+        for (lines, mappings) in [(0_usize, 0), (1, 0), (2, 1), (5, 2), (9, 3), (10, 3)] {
+            let left = Cell::new(lines);
+            let is_over = || left.replace(left.get().saturating_sub(1)) == 0;
+            let found = on_node(process.path(), NodeId(0), &is_over).unwrap();
+            assert_eq!(found.mappings.len(), mappings, "found in {lines} lines of both files");
+            assert_eq!(found.is_partial, lines < 10, "{lines}");
+        }
     }
 
     #[test]

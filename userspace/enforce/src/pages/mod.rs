@@ -18,8 +18,8 @@
 //! - Pages that other processes map as well are not moved (`MPOL_MF_MOVE`), because they may belong to another cgroup.
 //! - Pools of huge pages are not moved.
 //! - A process that ends, or a mapping that disappears, is no error.
-//! - A move ends at the latest after one window. Processes whose mappings take long to read do not keep the moves from the others
-//!   for good, because each move begins elsewhere.
+//! - A move ends at the latest after one window. The mappings of a process are read for at most [`MAX_READ_TIME`]; then the pages of
+//!   those that were read are moved. Such processes do not keep the moves from the others for good, because each move begins elsewhere.
 //!
 //! Source: `move_pages(2)`, `mm/migrate.c`.
 
@@ -49,6 +49,8 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 
 /// Size of a window, in bytes.
 const WINDOW_SIZE: usize = 2 << 20;
+/// Maximum duration of reading the mappings of a process, which chooses their number and the lengths of their names.
+const MAX_READ_TIME: Duration = Duration::from_secs(5);
 /// The longest sleep between two checks whether the move is over.
 const MAX_SLEEP: Duration = Duration::from_millis(250);
 
@@ -139,7 +141,7 @@ impl PagesMoved {
 }
 
 /// Moves pages. Blocks until they are moved; `is_over` is called before each window, during longer pauses, and for each line that is
-/// read. If the move is over before all mappings are read, or not all cgroups can be searched, one page stands for the rest ([`PageOutcome::Skipped`]).
+/// read. If not all mappings are read in time, or not all cgroups can be searched, one page stands for the rest ([`PageOutcome::Skipped`]).
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
     let mut run =
         MoveProgress { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
@@ -156,7 +158,9 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
             run.moved.add(PageOutcome::Skipped, page_size());
             break;
         }
-        let found = match mappings::on_node(&proc.join(process.to_string()), order.from, &is_over) {
+        let started = Instant::now();
+        let is_read_over = || started.elapsed() >= MAX_READ_TIME || is_over();
+        let found = match mappings::on_node(&proc.join(process.to_string()), order.from, &is_read_over) {
             Ok(found) => found,
             Err(error) => {
                 // The amount is not known, so one page stands for it.
@@ -165,12 +169,12 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
                     _ if has_ended(&error) => {}
                     _ => run.moved.add(PageOutcome::Skipped, page_size()),
                 }
-                if error.kind() == io::ErrorKind::Interrupted {
-                    break;
-                }
                 continue;
             }
         };
+        if found.is_partial {
+            run.moved.add(PageOutcome::Skipped, page_size());
+        }
         if found.skipped > 0 {
             run.moved.add(PageOutcome::Skipped, found.skipped.saturating_mul(page_size()));
         }
