@@ -399,9 +399,11 @@ fn deny() -> Result<()> {
 fn rules() -> Result<()> {
     let cache = Cache::locate()?;
     let rules = command::root().join("dashboards/prometheus");
-    for (action, file) in [("check", "rules.yaml"), ("test", "rules_test.yaml")] {
+    for (action, files) in
+        [("check", ["rules.yaml", "capacity.yaml"]), ("test", ["rules_test.yaml", "capacity_test.yaml"])]
+    {
         let mut promtool = DebianTool::PROMETHEUS.command(&cache, "promtool");
-        command::run(promtool.args([action, "rules", file]).current_dir(&rules))?;
+        command::run(promtool.args([action, "rules"]).args(files).current_dir(&rules))?;
     }
     alertmanager(&cache, &fs::read_to_string(rules.join("rules.yaml"))?)
 }

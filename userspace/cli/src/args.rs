@@ -940,10 +940,10 @@ fn memory_tier_help(tier: MemoryTier) -> &'static str {
 
 fn cpu_kind_help(kind: CpuKind) -> &'static str {
     match kind {
-        CpuKind::Performance => "CPUs of the fastest cores of the machine",
-        CpuKind::Efficiency => "CPUs of cores that are slower than the fastest ones, and use less power",
+        CpuKind::Performance => "Experimental: CPUs of the fastest cores of the machine",
+        CpuKind::Efficiency => "Experimental: CPUs of cores that are slower than the fastest ones, and use less power",
         CpuKind::HighFrequency => {
-            "CPUs with the highest base frequency, or with the highest maximum frequency if all base frequencies are equal"
+            "Experimental: CPUs with the highest base frequency, or with the highest maximum frequency if all base frequencies are equal"
         }
         CpuKind::Isolated => "CPUs without load balancing by the scheduler (isolcpus=)",
         CpuKind::NohzFull => "CPUs without a tick while one task runs (nohz_full=)",

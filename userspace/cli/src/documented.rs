@@ -261,3 +261,28 @@ fn experimental_features_are_marked_everywhere() {
         assert!(text.lines().nth(2).is_some_and(|line| line.starts_with("**Experimental")), "{page}");
     }
 }
+
+/// The figures of `README.md` are those of the table in `docs/fleet.md`.
+#[test]
+fn headline_is_that_of_fleet_page() {
+    let page = fs::read_to_string(root().join("docs/fleet.md")).unwrap();
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let readme = readme.split_whitespace().collect::<Vec<_>>().join(" ");
+    let row = |begins: &str| {
+        let row = page.lines().find(|line| line.starts_with(begins)).unwrap();
+        row.split('|').map(str::trim).collect::<Vec<_>>()
+    };
+    let (fit, plugin) = ("`NodeResourcesFit`", "`NodeResourceTopologyMatch`");
+    let [kubelet, kubelet_plugin] = [fit, plugin].map(|of| row(&format!("| kubelet | {of} | fail |")));
+    let [native, native_plugin] = [fit, plugin].map(|of| row(&format!("| native | {of} | `evict` (default) |")));
+    let (lost, evictions) = (5, 7);
+    for words in [
+        format!("lose {} of the requested memory time", kubelet[lost]),
+        format!("numaward loses {},", native[lost]),
+        format!("the losses are {} and {}.", kubelet_plugin[lost], native_plugin[lost]),
+        format!("{} evictions for 115,987 pods.", native[evictions]),
+    ] {
+        assert!(readme.contains(&words), "{words}");
+    }
+    assert!(page.contains("\n115,987 Guaranteed pods;"));
+}

@@ -361,7 +361,7 @@ pub struct Observe {
     /// The time for which the series of a removed workload are still exported, so that the last values are scraped.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
     pub keep_removed: Interval,
-    /// Names of the containers of Docker and Podman.
+    /// Experimental: names of the containers of Docker and Podman.
     pub container_names: ContainerNames,
     /// Estimation of remote accesses if the kernel samples none.
     pub remote_estimate: RemoteEstimate,

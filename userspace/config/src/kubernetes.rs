@@ -57,7 +57,7 @@ pub struct Kubernetes {
     /// of caches and memory bandwidth. In other namespaces, these annotations are ignored. Resource claims may have more CPUs
     /// and memory here than their pods request.
     pub beyond_quota_namespaces: BTreeSet<String>,
-    /// The cgroup that is pinned for the pods of a runtime handler: by the name of the handler in the configuration of
+    /// Experimental: the cgroup that is pinned for the pods of a runtime handler: by the name of the handler in the configuration of
     /// the container runtime (`handler` of a `RuntimeClass`). Default: `none` for handlers with `kata`, `runsc`,
     /// `gvisor`, `firecracker` or `krun` in their names, otherwise `container`.
     pub runtime_handlers: BTreeMap<String, HandlerPin>,
