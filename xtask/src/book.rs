@@ -27,6 +27,14 @@ const PAGES: [&str; 6] = [
     "deploy/helm/numaward/README.md",
 ];
 
+/// Heading of the table of contents at which the user's part of the book ends.
+const CONTRIBUTORS: &str = "# For contributors";
+/// Pages that are looked up, not read; most of their text is generated.
+const REFERENCE: [&str; 4] =
+    ["configuration.md", "reference/http.md", "reference/kernels.md", "reference/metrics.md"];
+/// Maximum numbers of words of `README.md` and of the user's part of the book without the reference.
+const MAX_WORDS: [usize; 2] = [1_100, 38_000];
+
 /// Makes the book and checks it.
 pub(crate) fn test() -> Result<()> {
     let root = command::root();
@@ -40,6 +48,7 @@ pub(crate) fn test() -> Result<()> {
         bail!("mdbook: {}\n{said}", output.status);
     }
     let mut faults = unlisted(&docs)?;
+    faults.extend(wordy(root, &docs)?);
     let (links, wrong) = rendered(&made)?;
     faults.extend(wrong);
     for page in PAGES {
@@ -62,6 +71,21 @@ fn unlisted(docs: &Path) -> Result<Vec<String>> {
         .filter(|name| *name != "SUMMARY.md" && !listed.contains(name))
         .map(|name| format!("docs/{name} is not in docs/SUMMARY.md"))
         .collect())
+}
+
+/// Returns messages about texts with more words than [`MAX_WORDS`].
+fn wordy(root: &Path, docs: &Path) -> Result<Vec<String>> {
+    let count = |path: PathBuf| -> Result<usize> {
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(text.split_whitespace().count())
+    };
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).context("cannot read docs/SUMMARY.md")?;
+    let (of_users, _) = summary.split_once(CONTRIBUTORS).context("docs/SUMMARY.md has no part for contributors")?;
+    let pages = targets(of_users).filter(|page| !REFERENCE.contains(page));
+    let book = pages.map(|page| count(docs.join(page))).sum::<Result<usize>>()?;
+    let counted = [("README.md", count(root.join("README.md"))?), ("the user's part of the book", book)];
+    let wordy = counted.into_iter().zip(MAX_WORDS).filter(|((_, words), most)| words > most);
+    Ok(wordy.map(|((name, words), most)| format!("{name} has {words} words, of at most {most}")).collect())
 }
 
 /// Returns the number of links in the pages of the output, and messages about the broken ones.
@@ -171,6 +195,20 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         folder
+    }
+
+    #[test]
+    fn long_texts_are_reported() {
+        let root = folder(&[
+            ("README.md", &"word ".repeat(1_101)),
+            ("docs/SUMMARY.md", "- [A](a.md)\n- [B](configuration.md)\n\n# For contributors\n\n- [C](c.md)\n"),
+            ("docs/a.md", &"word ".repeat(38_000)),
+        ]);
+        let report = wordy(root.path(), &root.path().join("docs")).unwrap();
+        assert_eq!(report, ["README.md has 1101 words, of at most 1100"]);
+        fs::write(root.path().join("docs/a.md"), "word ".repeat(38_001)).unwrap();
+        let report = wordy(root.path(), &root.path().join("docs")).unwrap();
+        assert_eq!(report[1..], ["the user's part of the book has 38001 words, of at most 38000"]);
     }
 
     #[test]
