@@ -332,7 +332,7 @@ impl DoctorHost<'_> {
     fn lsm(&self) -> Outcome {
         match self.read("sys/kernel/security/lsm") {
             Ok(modules) if modules.split(',').any(|module| module == "bpf") => {
-                ok("active: a policy of this host may refuse probes, which then fail with EPERM")
+                unknown("active: a policy of this host may refuse probes, which then fail with EPERM", None)
             }
             Ok(_) => ok("not active"),
             Err(_) => unknown(NO_SECURITYFS, Some(MOUNT_SECURITYFS)),
@@ -681,7 +681,7 @@ mod tests {
         ("proc/sys/net/core/bpf_jit_enable", "1\n"),
         ("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n"),
         ("sys/kernel/security/lockdown", "none [integrity] confidentiality\n"),
-        ("sys/kernel/security/lsm", "lockdown,capability,bpf\n"),
+        ("sys/kernel/security/lsm", "lockdown,capability\n"),
         ("sys/kernel/tracing/events/header_page", ""),
         ("proc/sys/kernel/perf_event_paranoid", "3\n"),
         ("sys/bus/event_source/devices/kprobe/type", "8\n"),
@@ -787,6 +787,7 @@ mod tests {
             ("proc/sys/net/core/bpf_jit_enable", None, "BPF JIT", Unknown, "not known"),
             ("proc/self/status", Some("CapEff: zz"), "privileges", Unknown, "no line CapEff"),
             ("sys/kernel/security/lsm", None, "BPF LSM", Unknown, "securityfs is not mounted"),
+            ("sys/kernel/security/lsm", Some("lockdown,bpf\n"), "BPF LSM", Unknown, "may refuse probes"),
             (
                 "sys/kernel/security/lockdown",
                 Some("none integrity [confidentiality]"),
@@ -994,5 +995,7 @@ mod tests {
         assert_eq!(fix(&[], "sys/kernel/security"), "see the results of these checks: lockdown, BPF LSM");
         let locked = ("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
         assert_eq!(fix(&[locked], ""), "see the results of these checks: lockdown");
+        let active = ("sys/kernel/security/lsm", "lockdown,capability,bpf\n");
+        assert_eq!(fix(&[active], ""), "see the results of these checks: BPF LSM");
     }
 }
