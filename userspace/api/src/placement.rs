@@ -115,6 +115,7 @@ impl Placement {
 
 /// An amount of CPUs: a number, or a Kubernetes quantity (`500m`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{}", _0.decimal())]
 pub struct Cpus(pub Quantity);
 
 impl Cpus {
@@ -138,7 +139,7 @@ impl Serialize for Cpus {
         match self.0.whole_cpus() {
             // An amount that is whole only after rounding is written unchanged.
             Some(whole) if self.0 == Quantity::whole(whole) => serializer.serialize_u64(whole),
-            _ => serializer.collect_str(self),
+            _ => serializer.collect_str(&self.0),
         }
     }
 }

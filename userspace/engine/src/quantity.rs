@@ -61,6 +61,12 @@ impl Quantity {
         (units.checked_mul(1000) == self.millis()).then_some(units)
     }
 
+    /// Returns the value as a decimal number without a suffix: `1.5`.
+    pub fn decimal(self) -> String {
+        let text = format!("{}.{:09}", self.nanos / NANOS, self.nanos % NANOS);
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    }
+
     /// Returns the sum; `None` if it overflows.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         Some(Self {
@@ -337,6 +343,10 @@ mod tests {
     fn display_parses_to_the_same_value() {
         for text in ["0", "2", "1500m", "1n", "4294967296"] {
             assert_eq!(text.parse::<Quantity>().unwrap().to_string(), text);
+        }
+        for (text, decimal) in [("0", "0"), ("20", "20"), ("1500m", "1.5"), ("1.0001", "1.0001"), ("1n", "0.000000001")]
+        {
+            assert_eq!(text.parse::<Quantity>().unwrap().decimal(), decimal);
         }
     }
 }

@@ -149,7 +149,8 @@ impl Request {
             let allowed = "an amount such as 8Gi, or nothing with a whole number of CPUs such as 1";
             let problem = match cpus {
                 Some(cpus) => format!(
-                    "{cpus} is not a whole number of CPUs: the CPUs are shared, and without memory nothing is guaranteed"
+                    "{} is not a whole number of CPUs: the CPUs are shared, and without memory nothing is guaranteed",
+                    cpus.decimal()
                 ),
                 None => "neither memory nor a whole number of CPUs is requested, so nothing is guaranteed"
                     .to_owned(),

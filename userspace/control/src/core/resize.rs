@@ -290,7 +290,7 @@ fn check_cpus(held: &ResizeTarget, asked: &Resize) -> Result<(), AdmissionError>
         ),
         _ => return Ok(()),
     };
-    Err(FieldError::new("cpus", format!("{cpus}: {problem}"), allowed).into())
+    Err(FieldError::new("cpus", format!("{}: {problem}", cpus.decimal()), allowed).into())
 }
 
 /// Returns true if two rules differ only in their amounts and targets, which a running workload can follow.

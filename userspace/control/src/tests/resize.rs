@@ -84,7 +84,7 @@ async fn guarantee_is_resized_in_place() {
         for (request, words) in [
             (new_resize(Some("4"), None), "node 0: cpu requested 1, free 0"),
             (new_resize(Some("1"), Some("400Gi")), "node 0: memory requested 398.0 GiB, free "),
-            (new_resize(Some("1500m"), None), "1500m: it has exclusive CPUs"),
+            (new_resize(Some("1500m"), None), "1.5: it has exclusive CPUs"),
         ] {
             let error = resize(&reconciler, "a", &request).await.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
