@@ -660,7 +660,7 @@ pub(crate) enum ListKind {
 #[derive(Debug, Args)]
 pub(crate) struct EventFilterArgs {
     /// Only events about this workload
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = workload_name())]
     pub(crate) workload: Option<String>,
     /// Only events of this kind
     #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.as_str())))]
@@ -671,15 +671,15 @@ pub(crate) struct EventFilterArgs {
     /// Only events after the one with this id
     #[arg(long, value_name = "ID", allow_negative_numbers = true)]
     pub(crate) after: Option<u64>,
-    /// Maximum number of earlier events
-    #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) limit: u16,
+    /// Maximum number of earlier events [default: 100; with --since, all]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) limit: Option<u16>,
 }
 
 impl EventFilterArgs {
-    /// Returns the filter of the latest events, of one workload if it is given.
-    pub(crate) fn latest(workload: Option<String>, limit: u16) -> Self {
-        Self { workload, kind: None, since: None, after: None, limit }
+    /// Returns the filter of the latest events.
+    pub(crate) fn latest(limit: u16) -> Self {
+        Self { workload: None, kind: None, since: None, after: None, limit: Some(limit) }
     }
 }
 
@@ -1372,14 +1372,13 @@ pub(crate) enum ListFormat {
     Yaml,
 }
 
-impl From<ListOutput> for Output {
-    fn from(ListOutput { output }: ListOutput) -> Self {
-        let output = match output {
-            ListFormat::Table | ListFormat::Wide | ListFormat::Name => OutputFormat::Table,
-            ListFormat::Json => OutputFormat::Json,
-            ListFormat::Yaml => OutputFormat::Yaml,
-        };
-        Self { output }
+impl From<OutputFormat> for ListFormat {
+    fn from(output: OutputFormat) -> Self {
+        match output {
+            OutputFormat::Table => Self::Table,
+            OutputFormat::Json => Self::Json,
+            OutputFormat::Yaml => Self::Yaml,
+        }
     }
 }
 

@@ -12,9 +12,10 @@ use numaward_api::{Event, EventFilter, EventPage};
 use numaward_config::Interval;
 
 use crate::{
-    args::{EventFilterArgs, OutputFormat},
+    args::{EventFilterArgs, ListFormat},
     client::{ClientError, Server},
     control::percent_encode,
+    get,
     table::{or_dash, row, table},
     text::{clean, clean_json, clean_value},
     top::feed::{EventStream, MissedEvents},
@@ -22,48 +23,104 @@ use crate::{
 
 /// Number of events that the daemon keeps.
 const MAX_KEPT_EVENTS: u16 = 1024;
+/// Number of listed events by default.
+pub(crate) const DEFAULT_LIMIT: u16 = 100;
 
-/// Fetches the past events that match the filter.
-pub(crate) async fn page(server: &Server, filter_args: &EventFilterArgs) -> Result<EventPage, ClientError> {
-    let mut path = format!("/api/v1/events?limit={}", filter_args.limit);
-    for (key, value) in [("workload", &filter_args.workload), ("kind", &filter_args.kind)] {
+/// Names of the workloads whose events are selected; without names, all events are.
+#[derive(Debug, Default)]
+pub(crate) struct EventNames {
+    /// The names as the user wrote them.
+    written: Vec<String>,
+    /// These names, and the other names of the same workloads and guarantees.
+    all: BTreeSet<String>,
+    /// Names of other workloads.
+    unrelated: BTreeSet<String>,
+}
+
+impl EventNames {
+    /// Fetches all names of the workloads with these names.
+    pub(crate) async fn fetch(server: &Server, written: Vec<String>) -> Result<Self, ClientError> {
+        let all = get::fetch_event_names(server, &written).await?;
+        Ok(Self { written, all, unrelated: BTreeSet::new() })
+    }
+
+    /// Returns names that are known already.
+    pub(crate) fn known(all: BTreeSet<String>) -> Self {
+        Self { all, ..Self::default() }
+    }
+
+    fn select(&self, event: &Event) -> bool {
+        self.written.is_empty() && self.all.is_empty()
+            || event.workload.as_ref().is_some_and(|name| self.all.contains(name))
+    }
+
+    /// Returns whether a new event is selected. A name that was not seen before may belong to a workload that has
+    /// started meanwhile.
+    async fn select_new(&mut self, server: &Server, event: &Event) -> Result<bool, ClientError> {
+        if self.select(event) {
+            return Ok(true);
+        }
+        if event.workload.as_ref().is_some_and(|name| self.unrelated.insert(name.clone())) {
+            self.all.append(&mut get::fetch_event_names(server, &self.written).await?);
+        }
+        Ok(self.select(event))
+    }
+}
+
+/// Fetches the past events that match the filter and have one of the names.
+pub(crate) async fn page(
+    server: &Server,
+    filter_args: &EventFilterArgs,
+    names: &EventNames,
+) -> Result<EventPage, ClientError> {
+    let EventFilterArgs { kind, since, after, limit, .. } = filter_args;
+    // The daemon knows no filter by time, and one by a single name only: then all that it keeps are fetched.
+    let limit = limit.unwrap_or(if since.is_some() { MAX_KEPT_EVENTS } else { DEFAULT_LIMIT });
+    let fetched = if since.is_some() || names.all.len() > 1 { MAX_KEPT_EVENTS } else { limit };
+    let mut path = format!("/api/v1/events?limit={fetched}");
+    let name = names.all.first().filter(|_| names.all.len() == 1);
+    for (key, value) in [("workload", name), ("kind", kind.as_ref())] {
         if let Some(value) = value {
             let _ = write!(path, "&{key}={}", percent_encode(value));
         }
     }
-    if let Some(id) = filter_args.after {
+    if let Some(id) = after {
         let _ = write!(path, "&since={id}");
     }
     let mut page: EventPage = server.get(&path).await?;
-    if let Some(Interval(span)) = filter_args.since {
-        let begin = SystemTime::now().checked_sub(span).unwrap_or(UNIX_EPOCH);
+    if let Some(Interval(span)) = since {
+        let begin = SystemTime::now().checked_sub(*span).unwrap_or(UNIX_EPOCH);
         // Times of events have this form, so that they are ordered like texts.
         let begin = humantime::format_rfc3339_millis(begin).to_string();
         page.events.retain(|event| event.time >= begin);
     }
+    page.events.retain(|event| names.select(event));
+    let limit = usize::from(limit);
+    // The events after an id begin with the oldest one.
+    match after {
+        Some(_) => page.events.truncate(limit),
+        None => drop(page.events.drain(..page.events.len().saturating_sub(limit))),
+    }
     Ok(page)
 }
 
-/// Fetches the latest events with one of these names; without names, of all workloads.
+/// Fetches the latest events with one of the names.
 pub(crate) async fn latest(
     server: &Server,
-    names: &BTreeSet<String>,
+    names: &EventNames,
     limit: u16,
 ) -> Result<EventPage, ClientError> {
-    let mut page = page(server, &EventFilterArgs::latest(None, MAX_KEPT_EVENTS)).await?;
-    let is_selected = |event: &Event| event.workload.as_ref().is_some_and(|name| names.contains(name));
-    page.events.retain(|event| names.is_empty() || is_selected(event));
-    page.events.drain(..page.events.len().saturating_sub(limit.into()));
-    Ok(page)
+    page(server, &EventFilterArgs::latest(limit), names).await
 }
 
 /// Prints past events and then new ones, until the daemon ends.
 pub(crate) async fn follow(
     server: &Server,
     filter_args: &EventFilterArgs,
-    page: EventPage,
-    format: OutputFormat,
+    mut names: EventNames,
+    format: ListFormat,
 ) -> anyhow::Result<Infallible> {
+    let page = page(server, filter_args, &names).await?;
     for event in &page.events {
         print(event, format)?;
     }
@@ -72,7 +129,6 @@ pub(crate) async fn follow(
     let since = last.or(page.latest).or(filter_args.after).unwrap_or(0);
     let filter = EventFilter {
         kind: filter_args.kind.as_deref().and_then(|kind| kind.parse().ok()),
-        workload: filter_args.workload.clone(),
         ..EventFilter::default()
     };
     let mut stream = EventStream::open(server, &format!("/api/v1/stream?since={since}")).await?;
@@ -81,7 +137,7 @@ pub(crate) async fn follow(
         match message.kind.as_str() {
             "message" => {
                 let event: Event = serde_json::from_str(&message.data)?;
-                if filter.matches(&event) {
+                if filter.matches(&event) && names.select_new(server, &event).await? {
                     print(&event, format)?;
                 }
             }
@@ -119,14 +175,15 @@ pub(crate) fn event_row(event: &Event) -> Vec<String> {
     ])
 }
 
-/// Prints an event: a line, or a document.
-fn print(event: &Event, format: OutputFormat) -> anyhow::Result<()> {
+/// Prints an event: a line, its id, or a document.
+fn print(event: &Event, format: ListFormat) -> anyhow::Result<()> {
     let text = match format {
-        OutputFormat::Json => format!("{}\n", clean_json(&serde_json::to_string(event)?)),
-        OutputFormat::Yaml => {
+        ListFormat::Name => format!("{}\n", event.id),
+        ListFormat::Json => format!("{}\n", clean_json(&serde_json::to_string(event)?)),
+        ListFormat::Yaml => {
             format!("---\n{}", numaward_config::yaml(&clean_value(serde_json::to_value(event)?)))
         }
-        OutputFormat::Table => {
+        ListFormat::Table | ListFormat::Wide => {
             let workload = or_dash(event.workload.as_ref());
             let line = format!("{} {} {workload}: {}", event.time, event.kind.as_str(), event.message);
             clean(&line).into_owned() + "\n"

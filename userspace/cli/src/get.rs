@@ -11,17 +11,16 @@ use numaward_config::yaml;
 use serde::Serialize;
 
 use crate::{
-    args::{ListFormat, ListKind},
-    client::Server,
-    events, explain, residency,
+    args::{EventFilterArgs, ListFormat, ListKind},
+    client::{ClientError, Server},
+    events::{self, EventNames},
+    explain, residency,
     table::{columns, or_dash, row, seconds, setting, size, table},
     text::{clean_json, clean_lines, clean_value},
 };
 
 const WORKLOADS_PATH: &str = "/api/v1/workloads";
 
-/// Maximum number of listed events.
-pub(crate) const MAX_EVENTS: u16 = 100;
 /// Maximum number of events in the details of a workload.
 const MAX_DESCRIBED_EVENTS: u16 = 20;
 
@@ -105,14 +104,8 @@ pub(crate) async fn list(
             Ok(Listing { document: Document::Nodes(nodes), titles, rows })
         }
         ListKind::Events => {
-            let names = if names.is_empty() {
-                BTreeSet::new()
-            } else {
-                let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
-                let held = server.allocations().await.unwrap_or_default().allocations;
-                event_names(names, &workloads, &held)
-            };
-            let page = events::latest(server, &names, MAX_EVENTS).await?;
+            let names = EventNames::fetch(server, names.to_vec()).await?;
+            let page = events::latest(server, &names, events::DEFAULT_LIMIT).await?;
             let rows = page.events.iter().map(events::event_row).collect();
             Ok(Listing { document: Document::Events(page), titles: row(events::TITLES), rows })
         }
@@ -144,6 +137,20 @@ fn is_workload_named(workload: &Workload, held: &[Arc<Allocation>], name: &str) 
     workload.workload == name
         || workload.cgroup.as_ref().is_some_and(|cgroup| cgroup.trim_start_matches('/') == name)
         || allocation_of(workload, held).is_some_and(|allocation| is_named(allocation, name))
+}
+
+/// Fetches these names and the others of their workloads and guarantees.
+pub(crate) async fn fetch_event_names(
+    server: &Server,
+    names: &[String],
+) -> Result<BTreeSet<String>, ClientError> {
+    if names.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
+    // A daemon that only observes has no guarantees.
+    let held = server.allocations().await.unwrap_or_default().allocations;
+    Ok(event_names(names, &workloads, &held))
 }
 
 /// Returns these names and the others of their workloads and guarantees: an event has one of them.
@@ -264,7 +271,7 @@ pub(crate) async fn describe(server: &Server, name: &str) -> anyhow::Result<Desc
     let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
     // A daemon that only observes has no guarantees.
     let held = server.allocations().await.unwrap_or_default().allocations;
-    let names = event_names(&[name.to_owned()], &workloads, &held);
+    let names = EventNames::known(event_names(&[name.to_owned()], &workloads, &held));
     let workload = workloads.into_iter().find(|workload| is_workload_named(workload, &held, name));
     let of_workload = workload.as_ref().and_then(|workload| allocation_of(workload, &held));
     let allocation = of_workload.or_else(|| held.iter().find(|held| is_named(held, name))).cloned();

@@ -80,6 +80,7 @@ use crate::{
         StackFormat, TopArgs, TrialArgs, UninstallArgs,
     },
     client::{ClientError, Server},
+    events::EventNames,
     remote::Remote,
 };
 
@@ -618,16 +619,14 @@ fn confirm_release(names: &[&str]) -> anyhow::Result<bool> {
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 fn get(connection: &ConnectionArgs, args: GetArgs) -> anyhow::Result<ExitCode> {
-    let GetArgs { kind, mut names, watch, output: ListOutput { output: format } } = args;
-    if kind == ListKind::Events && watch {
-        let filter = EventFilterArgs::latest(names.pop(), get::MAX_EVENTS);
-        if !names.is_empty() {
-            bail!("--watch: give the name of one workload at most to watch its events");
-        }
-        return events(connection, watch, &filter, ListOutput { output: format }.into());
-    }
+    let GetArgs { kind, names, watch, output: ListOutput { output: format } } = args;
     let server = server(connection)?;
     runtime()?.block_on(async {
+        if kind == ListKind::Events && watch {
+            let filter = EventFilterArgs::latest(events::DEFAULT_LIMIT);
+            let names = EventNames::fetch(&server, names).await?;
+            match events::follow(&server, &filter, names, format).await? {}
+        }
         let mut last = String::new();
         loop {
             let text = get::list(&server, kind, &names, format).await?.text(format)?;
@@ -711,11 +710,12 @@ fn events(
 ) -> anyhow::Result<ExitCode> {
     let server = server(connection)?;
     runtime()?.block_on(async {
-        let page = events::page(&server, filter).await?;
-        if !follow {
-            return print(output, &page, |page| events::render(&page.events));
+        let names = EventNames::fetch(&server, filter.workload.iter().cloned().collect()).await?;
+        if follow {
+            match events::follow(&server, filter, names, output.output.into()).await? {}
         }
-        match events::follow(&server, filter, page, output.output).await? {}
+        let page = events::page(&server, filter, &names).await?;
+        print(output, &page, |page| events::render(&page.events))
     })
 }
 

@@ -14,11 +14,13 @@ use std::{
     time::Duration,
 };
 
+use numaward_api::EventKind;
 use numaward_daemon::{
     allocations::{self, ReloadHandle},
     socket,
 };
 use numaward_http::{ControlListener, serve};
+use numaward_model::EventReport;
 use numaward_topology::{Bytes, Machine};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -145,6 +147,54 @@ async fn watched_list_is_printed_when_it_changes() {
     watch.wait().unwrap();
     assert_eq!(printed[..2], ["", "NAME  CPUS  NODES  MEMORY  STATE"]);
     assert!(printed[2].starts_with("db    1 "), "{printed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_found_by_each_name() {
+    let (_host, daemon, socket) = guaranteeing_daemon();
+    let server = socket.to_str().unwrap();
+    let given = run(server, &["guarantee", "/batch", "--cpus", "1", "--name", "db"]);
+    assert_eq!(given.0, 0, "{}", given.1);
+    let report = |name: &str, message: &str| {
+        daemon.observer.events().report(EventReport::new(EventKind::Drift, message).workload(name));
+    };
+    report("db", "past");
+    report("stranger", "unrelated");
+    for name in ["db", "batch", "/batch"] {
+        for command in [&["events", "--workload"][..], &["get", "events"]] {
+            let (code, said) = run(server, &[command, &[name]].concat());
+            assert!(code == 0 && said.contains("past"), "{command:?} {name}: {said}");
+            assert!(!said.contains("unrelated"), "{command:?} {name}: {said}");
+        }
+    }
+    for number in 0..110 {
+        report(&format!("of {number}"), "many");
+    }
+    let count = |args: &[&str]| run(server, args).1.matches("many").count();
+    assert_eq!(count(&["events"]), 100);
+    assert_eq!(count(&["events", "--since", "10m"]), 110, "none is cut off");
+    assert_eq!(count(&["events", "--since", "10m", "--limit", "5"]), 5);
+    for (follow, line) in [
+        (&["events", "-f", "--workload", "batch"][..], " drift db: past"),
+        (&["get", "events", "--watch", "nobody", "batch"], " drift db: past"),
+        (&["get", "events", "--watch", "-o", "name", "batch"], ""),
+    ] {
+        let args = [&["--server", server], follow].concat();
+        let mut watch = numaward(&args).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let first = lines.next().unwrap();
+        report("stranger", "unrelated");
+        report("db", "new");
+        let second = lines.next().unwrap();
+        watch.kill().unwrap();
+        watch.wait().unwrap();
+        let is_expected = |said: &str, line: &str| match line {
+            "" => said.parse::<u64>().is_ok(),
+            line => said.ends_with(line),
+        };
+        assert!(is_expected(&first, line), "{follow:?}: {first}");
+        assert!(is_expected(&second, &line.replace("past", "new")), "{follow:?}: {second}");
+    }
 }
 
 #[test]

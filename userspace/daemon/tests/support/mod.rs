@@ -76,13 +76,14 @@ impl TempHost {
             &Heartbeats::default(),
             allocations::open_api(),
         );
-        GuaranteeDaemon { app, reconciler, stop, thread: Some(thread) }
+        GuaranteeDaemon { app, observer, reconciler, stop, thread: Some(thread) }
     }
 }
 
 /// The parts of a daemon that give guarantees. It stops on drop.
 pub(crate) struct GuaranteeDaemon {
     pub(crate) app: Arc<App>,
+    pub(crate) observer: Arc<Observer>,
     pub(crate) reconciler: ReconcilerHandle,
     pub(crate) stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
