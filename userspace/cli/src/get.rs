@@ -1,13 +1,13 @@
 //! `numaward get` and `numaward describe`: lists, and the details of one workload.
 
-use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc};
+use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc, time::Duration};
 
 use anyhow::bail;
 use numaward_api::{
-    Allocation, Allocations, Drift, DriftState, Event, EventPage, Node, NodeCapacity, Nodes, Target,
+    Allocation, Allocations, Drift, DriftState, Event, EventKind, EventPage, Node, NodeCapacity, Nodes, Target,
     Workload, WorkloadNode, Workloads,
 };
-use numaward_config::yaml;
+use numaward_config::{Interval, yaml};
 use serde::Serialize;
 
 use crate::{
@@ -73,13 +73,13 @@ pub(crate) async fn list(
                 select(held.allocations, names, "guarantee", |held, name| is_named(held, name))?;
             // Only the table has the verdict.
             let is_table = matches!(format, ListFormat::Table | ListFormat::Wide);
-            let broken = if is_table { broken(server).await } else { BTreeSet::new() };
+            let verdicts = if is_table { Verdicts::fetch(server).await } else { Verdicts::default() };
             let mut titles = row(["NAME", "CPUS", "NODES", "MEMORY", "STATE"]);
             if wide {
                 titles.extend(row(["TARGET", "POLICY", "DRIFT", "CGROUP"]));
             }
             let rows =
-                held.allocations.iter().map(|allocation| guarantee_row(allocation, &broken, wide)).collect();
+                held.allocations.iter().map(|allocation| guarantee_row(allocation, &verdicts, wide)).collect();
             Ok(Listing { document: Document::Guarantees(held), titles, rows })
         }
         ListKind::Workloads => {
@@ -171,22 +171,67 @@ fn allocation_of<'a>(workload: &Workload, held: &'a [Arc<Allocation>]) -> Option
     held.iter().find(|allocation| allocation.cgroup == cgroup)
 }
 
-/// Fetches the cgroups of workloads whose memory is off its guaranteed nodes, by the daemon's verdict. The guarantees
-/// are known without it.
-async fn broken(server: &Server) -> BTreeSet<String> {
-    let workloads = server.get(WORKLOADS_PATH).await;
-    let Workloads { workloads } = workloads.unwrap_or_else(|error| {
-        let line = format!("numaward: memory off the guaranteed nodes is not shown: {error}");
-        eprintln!("{}", clean_lines(&line));
-        Workloads { workloads: Vec::new() }
-    });
-    let is_broken = |of: &Workload| of.residency.iter().any(|of| of.broken);
-    workloads.into_iter().filter(is_broken).filter_map(|of| of.cgroup).collect()
+/// Time for which an event about intruders counts as recent: the daemon reports them once a minute at most, and looks
+/// for them every five seconds.
+const RECENT_INTRUSION: Duration = Duration::from_secs(70);
+/// Least time of foreign tasks in an event about intruders, in microseconds: 0.1 % of the five seconds. The events are
+/// about kernel threads, too, which break no guarantee.
+const MIN_INTRUDER_MICROS: u64 = 5_000;
+
+/// Broken guarantees, by the daemon's verdict.
+#[derive(Debug, Default)]
+struct Verdicts {
+    /// Cgroups of workloads whose memory is off its guaranteed nodes.
+    misplaced: BTreeSet<String>,
+    /// Names and cgroups of workloads on whose exclusive CPUs other tasks ran within the last minute.
+    intruded: BTreeSet<String>,
 }
 
-/// Returns the cells of a guarantee; `wide` adds target, policy, drift and cgroup. `broken` has the cgroups of workloads
-/// whose memory is off its nodes.
-fn guarantee_row(allocation: &Allocation, broken: &BTreeSet<String>, wide: bool) -> Vec<String> {
+impl Verdicts {
+    /// Fetches the verdicts. The guarantees are known without them.
+    async fn fetch(server: &Server) -> Self {
+        let report = |subject: &str, error: ClientError| {
+            eprintln!("{}", clean_lines(&format!("numaward: {subject} is not shown: {error}")));
+        };
+        let workloads = server.get(WORKLOADS_PATH).await.unwrap_or_else(|error| {
+            report("memory off the guaranteed nodes", error);
+            Workloads { workloads: Vec::new() }
+        });
+        let filter = EventFilterArgs {
+            kind: Some(EventKind::Intruder.as_str().to_owned()),
+            since: Some(Interval(RECENT_INTRUSION)),
+            limit: None,
+            ..EventFilterArgs::latest(0)
+        };
+        let events = events::page(server, &filter, &EventNames::default()).await;
+        let events = events.map_or_else(
+            |error| {
+                report("the use of exclusive CPUs by other programs", error);
+                Vec::new()
+            },
+            |page| page.events,
+        );
+        Self::new(&workloads.workloads, &events)
+    }
+
+    fn new(workloads: &[Workload], events: &[Event]) -> Self {
+        let is_broken = |of: &&Workload| of.residency.iter().any(|of| of.broken);
+        let misplaced = workloads.iter().filter(is_broken).filter_map(|of| of.cgroup.clone()).collect();
+        let is_by_tasks = |event: &&Event| {
+            let micros = event.details.get("taskMicros").and_then(|micros| micros.parse().ok());
+            event.kind == EventKind::Intruder && micros >= Some(MIN_INTRUDER_MICROS)
+        };
+        let mut intruded: BTreeSet<String> =
+            events.iter().filter(is_by_tasks).filter_map(|event| event.workload.clone()).collect();
+        let owners = workloads.iter().filter(|of| intruded.contains(&of.workload));
+        let cgroups: Vec<String> = owners.filter_map(|of| of.cgroup.clone()).collect();
+        intruded.extend(cgroups);
+        Self { misplaced, intruded }
+    }
+}
+
+/// Returns the cells of a guarantee; `wide` adds target, policy, drift and cgroup.
+fn guarantee_row(allocation: &Allocation, verdicts: &Verdicts, wide: bool) -> Vec<String> {
     let memory: u64 = allocation.memory.iter().map(|block| block.bytes).sum();
     let cpus = if allocation.cpus.is_empty() { "shared" } else { &allocation.cpus };
     let mut cells = row([
@@ -194,7 +239,7 @@ fn guarantee_row(allocation: &Allocation, broken: &BTreeSet<String>, wide: bool)
         cpus,
         &or_dash(Some(&allocation.nodes).filter(|nodes| !nodes.is_empty())),
         &or_dash((memory > 0).then(|| size(memory))),
-        state(allocation, broken.contains(&allocation.cgroup)),
+        state(allocation, verdicts),
     ]);
     if wide {
         let target = match &allocation.target {
@@ -244,14 +289,19 @@ fn node_row(node: &Node, held: &[NodeCapacity]) -> Vec<String> {
 }
 
 /// Returns the state of a guarantee in a word.
-fn state(allocation: &Allocation, is_broken: bool) -> &'static str {
+fn state(allocation: &Allocation, Verdicts { misplaced, intruded }: &Verdicts) -> &'static str {
     match allocation {
         Allocation { releasing: true, .. } => "releasing",
         Allocation { enforced: false, .. } => "not enforced",
         Allocation { stopped: true, .. } => "stopped",
         Allocation { stalled: true, .. } => "stalled",
         Allocation { missing: Some(_), .. } => "incomplete",
-        _ if is_broken => "off its nodes",
+        Allocation { cgroup, .. } if misplaced.contains(cgroup) => "off its nodes",
+        Allocation { name, cgroup, cpus, .. }
+            if !cpus.is_empty() && (intruded.contains(name) || intruded.contains(cgroup)) =>
+        {
+            "intruders"
+        }
         _ => "held",
     }
 }
@@ -366,13 +416,43 @@ mod tests {
     }
 
     #[test]
-    fn state_of_misplaced_memory_is_the_daemons_verdict() {
-        let held = Allocation { enforced: true, ..Allocation::default() };
+    fn state_is_the_daemons_verdict() {
+        let held = Allocation {
+            name: "guarded".to_owned(),
+            cgroup: "/numaward/guarded".to_owned(),
+            cpus: "1".to_owned(),
+            enforced: true,
+            ..Allocation::default()
+        };
         let stopped = Allocation { stopped: true, ..held.clone() };
-        for (allocation, is_broken, word) in
-            [(&held, false, "held"), (&held, true, "off its nodes"), (&stopped, true, "stopped")]
-        {
-            assert_eq!(state(allocation, is_broken), word);
+        let workloads = |is_broken: bool| -> [Workload; 1] {
+            let memory = |bytes: u64| serde_json::json!({"anonBytes": bytes, "shmemBytes": 0, "fileBytes": 0});
+            let residency =
+                serde_json::json!({"kind": "memory", "on": memory(1), "off": memory(1), "broken": is_broken});
+            let workload = serde_json::json!({
+                "workload": "numaward/guarded", "kind": "command", "cgroup": held.cgroup, "counters": "none",
+                "nodes": [], "residency": [residency],
+            });
+            [serde_json::from_value(workload).unwrap()]
+        };
+        let event = |name: &str, micros: u64| -> Event {
+            let event = serde_json::json!({
+                "id": 1, "time": "2026-01-01T07:08:09.000Z", "kind": "intruder", "severity": "warning",
+                "workload": name, "message": "", "details": {"taskMicros": micros.to_string()}, "suppressed": 0,
+            });
+            serde_json::from_value(event).unwrap()
+        };
+        let ran = 5_000;
+        for (allocation, is_broken, event, word) in [
+            (&held, false, event("numaward/other", ran), "held"),
+            (&held, false, event("numaward/guarded", ran), "intruders"),
+            (&held, false, event("guarded", ran), "intruders"),
+            (&held, false, event("guarded", ran - 1), "held"),
+            (&held, true, event("guarded", ran), "off its nodes"),
+            (&stopped, true, event("guarded", ran), "stopped"),
+        ] {
+            let verdicts = Verdicts::new(&workloads(is_broken), &[event]);
+            assert_eq!(state(allocation, &verdicts), word, "{verdicts:?}");
         }
     }
 }

@@ -110,9 +110,8 @@ fn facts(model: &TopModel, found: &WorkloadRow) -> String {
 /// Describes the use of the exclusive CPUs by other programs; `None` if the workload has no such CPUs, or the use is
 /// not measured.
 fn intruders(model: &TopModel, found: &WorkloadRow) -> Option<String> {
-    let name = found.name();
     let cpus: Vec<&ExclusiveCpu> =
-        model.status.as_ref()?.exclusive_cpus.iter().filter(|cpu| cpu.workload == name).collect();
+        model.status.as_ref()?.exclusive_cpus.iter().filter(|cpu| found.is_called(&cpu.workload)).collect();
     if cpus.is_empty() {
         return None;
     }
@@ -284,7 +283,8 @@ pub(crate) fn help(palette: Palette, is_recorded: bool) -> Vec<Line<'static>> {
         ("NODES", "the guaranteed nodes; - without a guarantee"),
         ("BY NODE", "memory by node: each digit is a node's share"),
         ("RESIDENT", "memory that the workload has now (memory.numa_stat)"),
-        ("LOCAL", "with a guarantee: share of user memory on its nodes, !! is broken;"),
+        ("LOCAL", "with a guarantee: share of user memory on its nodes. !! is broken,"),
+        ("", "by memory off its nodes or by other programs on its exclusive CPUs;"),
         ("", "without: share of allocated memory that was local. ! is low"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),
@@ -313,12 +313,12 @@ pub(crate) fn help(palette: Palette, is_recorded: bool) -> Vec<Line<'static>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Instant};
+    use std::{collections::VecDeque, sync::Arc, time::Instant};
 
     use numaward_api::{Allocation, Allocations, Topology, Version};
 
     use super::*;
-    use crate::top::feed::FeedUpdate;
+    use crate::top::{feed::FeedUpdate, model::Totals};
 
     #[test]
     fn hidden_siblings_belong_to_workload() {
@@ -336,5 +336,33 @@ mod tests {
         let cpus: Vec<(u32, &str)> =
             exclusive_cpus(&model, &node).into_iter().map(|(cpu, workload)| (cpu.0, workload)).collect();
         assert_eq!(cpus, [(1, "database"), (9, "database")]);
+    }
+
+    #[test]
+    fn intruders_are_found_by_workload() {
+        let topology = Topology::from(&numaward_topology::Machine::default());
+        let mut model = TopModel::new(topology, Version::on("6.12"), Instant::now());
+        let status = serde_json::json!({
+            "version": "1.2.3", "uptimeSeconds": 60, "probes": [], "maps": [],
+            "workloads": {"own": 1, "other": 0}, "degraded": [],
+            "exclusiveCpus": [{"cpu": 2, "workload": "numaward/guarded", "ownMicros": 0, "kernelThreadMicros": 0,
+                               "hostMicros": 2_500_000, "workloadMicros": 0}],
+        });
+        let status = serde_json::from_value(status).unwrap();
+        model.take(FeedUpdate::Status(Ok(Box::new(status))), Instant::now());
+        let workload = serde_json::json!({
+            "workload": "numaward/guarded", "kind": "command", "cgroup": "/numaward/guarded", "counters": "none",
+            "nodes": [],
+        });
+        let found = WorkloadRow {
+            workload: serde_json::from_value(workload).unwrap(),
+            totals: Totals::default(),
+            rates: None,
+            history: VecDeque::new(),
+            is_intruded: false,
+            allocation: Some(Arc::new(Allocation { name: "guarded".to_owned(), ..Allocation::default() })),
+        };
+        let line = intruders(&model, &found).unwrap();
+        assert!(line.contains("host 2.500 s"), "{line}");
     }
 }

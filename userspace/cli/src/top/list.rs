@@ -96,7 +96,7 @@ pub(crate) fn cell_text(column: Column, row: &WorkloadRow) -> String {
                 Some(Level::Good) => "  ",
                 None => "",
             };
-            or_dash(row.local_share().map(|share| percent(share) + mark))
+            or_dash(row.local_share().map(percent)) + mark
         }
         Column::LocalRate => or_dash(row.rates.map(|rates| rate(rates.local))),
         Column::RemoteRate => or_dash(row.rates.map(|rates| rate(rates.remote))),

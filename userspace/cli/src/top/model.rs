@@ -11,10 +11,10 @@ use std::{
 };
 
 use numaward_api::{
-    AllocatedBytes, Allocation, Allocations, Event, KindCapacity, Node, Sample, Status, Topology, Trends,
+    AllocatedBytes, Allocation, Allocations, Event, ExclusiveCpu, KindCapacity, Node, Sample, Status, Topology, Trends,
     Version, Workload,
 };
-use numaward_topology::NodeSet;
+use numaward_topology::{CpuId, CpuSet, NodeSet};
 use serde::Serialize;
 
 use super::feed::{FeedHost, FeedUpdate};
@@ -25,6 +25,11 @@ pub(crate) const MAX_HISTORY_SAMPLES: usize = 120;
 const MAX_EVENTS: usize = 200;
 /// Age from which the figures count as stale. Samples come each second.
 const STALE_AFTER: Duration = Duration::from_secs(5);
+
+/// Time for which the use of an exclusive CPU by other tasks counts as recent.
+const RECENT_MILLIS: u64 = 60_000;
+/// Time that other tasks may use an exclusive CPU, in microseconds per second: 0.1 %.
+const MAX_FOREIGN_MICROS: f64 = 1_000.0;
 
 /// User memory of a workload in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -116,6 +121,8 @@ pub(crate) struct WorkloadRow {
     /// Rates of earlier samples, latest last.
     pub(crate) history: VecDeque<Rates>,
     pub(crate) allocation: Option<Arc<Allocation>>,
+    /// Whether other tasks ran on the exclusive CPUs within the last minute.
+    pub(crate) is_intruded: bool,
 }
 
 impl WorkloadRow {
@@ -150,8 +157,12 @@ impl WorkloadRow {
             || self.allocation.as_ref().is_some_and(|allocation| allocation.name == name)
     }
 
-    /// Returns the rating of the local share: with a guarantee, the daemon's verdict; otherwise never [`Level::Bad`].
+    /// Returns the rating: with a guarantee, the daemon's verdict about its memory, or [`Level::Bad`] if other tasks run on
+    /// its exclusive CPUs; otherwise that of the local share, which is never [`Level::Bad`].
     pub(crate) fn level(&self) -> Option<Level> {
+        if self.is_intruded {
+            return Some(Level::Bad);
+        }
         let share = self.local_share()?;
         Some(match self.guaranteed_nodes() {
             Some(_) if self.workload.residency.iter().any(|of| of.broken) => Level::Bad,
@@ -179,6 +190,17 @@ fn rate(before: u64, now: u64, seconds: f64) -> Option<f64> {
     now.checked_sub(before).map(|grown| grown as f64 / seconds)
 }
 
+/// Use of an exclusive CPU by other tasks than those of its workload.
+#[derive(Debug)]
+struct ForeignUse {
+    /// Workload with exclusive use of the CPU.
+    owner: String,
+    /// Time of the other tasks since the CPU is exclusive.
+    micros: u64,
+    /// Time of the last sample at which they had run too long, in the daemon's clock.
+    seen_at: Option<u64>,
+}
+
 /// State of the host that is shown.
 #[derive(Debug)]
 pub(crate) struct TopModel {
@@ -188,6 +210,8 @@ pub(crate) struct TopModel {
     pub(crate) node_rates: BTreeMap<u32, NodeRates>,
     /// Workloads by [`Workload::key`].
     pub(crate) rows: BTreeMap<String, WorkloadRow>,
+    /// Use of the exclusive CPUs by other tasks.
+    cpu_use: BTreeMap<u32, ForeignUse>,
     pub(crate) allocations: Option<Allocations>,
     pub(crate) status: Option<Status>,
     /// Reasons of failed requests, by their subject.
@@ -233,6 +257,7 @@ impl TopModel {
             nodes: Vec::new(),
             node_rates: BTreeMap::new(),
             rows: BTreeMap::new(),
+            cpu_use: BTreeMap::new(),
             allocations: None,
             status: None,
             failures: BTreeMap::new(),
@@ -266,6 +291,7 @@ impl TopModel {
                 self.past = past;
                 (self.topology, self.version) = (topology, version);
                 (self.at_millis, self.samples, self.received_at, self.lost) = (None, 0, now, None);
+                self.cpu_use.clear();
                 for event in events {
                     self.add_event(event);
                 }
@@ -328,6 +354,7 @@ impl TopModel {
         self.samples += 1;
         self.lost = None;
         self.sample_nodes(sample.nodes, seconds);
+        self.sample_exclusive_cpus(sample.exclusive_cpus, sample.at_millis, seconds);
 
         let mut seen = BTreeSet::new();
         for workload in sample.workloads {
@@ -346,6 +373,35 @@ impl TopModel {
                 row.rates = row.totals.allocated.map(|_| Rates::default());
                 row.append_to_history();
             }
+        }
+        self.mark_intruded();
+    }
+
+    /// Compares the time of other tasks on exclusive CPUs with the previous sample. The page of the daemon does the same.
+    fn sample_exclusive_cpus(&mut self, cpus: Vec<ExclusiveCpu>, at_millis: u64, seconds: Option<f64>) {
+        let mut before = std::mem::take(&mut self.cpu_use);
+        for cpu in cpus {
+            let micros = cpu.host_micros.saturating_add(cpu.workload_micros);
+            let known = before.remove(&cpu.cpu).filter(|known| known.owner == cpu.workload);
+            let ran = known.as_ref().zip(seconds).and_then(|(known, seconds)| rate(known.micros, micros, seconds));
+            let seen_at = if ran.is_some_and(|ran| ran > MAX_FOREIGN_MICROS) {
+                Some(at_millis)
+            } else {
+                known.and_then(|known| known.seen_at)
+            };
+            self.cpu_use.insert(cpu.cpu, ForeignUse { owner: cpu.workload, micros, seen_at });
+        }
+    }
+
+    /// Marks the workloads on whose exclusive CPUs other tasks ran recently.
+    fn mark_intruded(&mut self) {
+        let at = self.at_millis.unwrap_or_default();
+        let is_recent = |seen: &u64| at.saturating_sub(*seen) < RECENT_MILLIS;
+        let recent = self.cpu_use.iter().filter(|(_, of)| of.seen_at.as_ref().is_some_and(is_recent));
+        let intruded: CpuSet = recent.map(|(cpu, _)| CpuId(*cpu)).collect();
+        for row in self.rows.values_mut() {
+            let cpus = row.allocation.as_ref().and_then(|allocation| allocation.cpus.parse::<CpuSet>().ok());
+            row.is_intruded = cpus.is_some_and(|cpus| cpus.iter().any(|cpu| intruded.contains(cpu)));
         }
     }
 
@@ -392,6 +448,7 @@ impl TopModel {
             totals: Totals::default(),
             rates: None,
             history: VecDeque::new(),
+            is_intruded: false,
         });
         let known = row.totals.allocated.zip(totals.allocated).zip(seconds);
         row.rates = known.and_then(|((before, now), seconds)| {
@@ -412,6 +469,7 @@ impl TopModel {
             row.allocation = find_allocation(Some(&allocations), &row.workload);
         }
         self.allocations = Some(allocations);
+        self.mark_intruded();
     }
 
     fn add_event(&mut self, event: Event) {
@@ -460,6 +518,7 @@ mod tests {
             rates: None,
             history: VecDeque::new(),
             allocation: None,
+            is_intruded: false,
         };
         for (local, remote, level) in
             [(0, 9, Level::Warn), (1, 99, Level::Warn), (89, 11, Level::Warn), (9, 1, Level::Good)]
@@ -490,6 +549,7 @@ mod tests {
             rates: None,
             history: VecDeque::new(),
             allocation: Some(Arc::new(Allocation { nodes: "0".to_owned(), ..Allocation::default() })),
+            is_intruded: false,
         };
         for (residency, share, level) in [
             (&[][..], None, None),
@@ -499,6 +559,41 @@ mod tests {
         ] {
             let row = row(residency);
             assert_eq!((row.local_share(), row.level()), (share, level), "{residency:?}");
+        }
+    }
+
+    #[test]
+    fn intruders_break_guarantee_for_a_minute() {
+        let topology = Topology::from(&numaward_topology::Machine::default());
+        let now = Instant::now();
+        let mut model = TopModel::new(topology, Version::on("6.12"), now);
+        let allocation =
+            Allocation { cgroup: "/a".to_owned(), cpus: "2-3".to_owned(), ..Allocation::default() };
+        let allocations = Allocations { allocations: vec![Arc::new(allocation)], ..Allocations::default() };
+        model.take(FeedUpdate::Allocations(Ok(Box::new(allocations))), now);
+        for (at_millis, host_micros, level) in [
+            (1_000, 9_000, None),
+            (2_000, 9_900, None),
+            (3_000, 12_000, Some(Level::Bad)),
+            (62_000, 12_000, Some(Level::Bad)),
+            (63_000, 12_000, None),
+        ] {
+            let cpu = serde_json::json!({
+                "cpu": 3, "workload": "a", "ownMicros": 0, "kernelThreadMicros": 1_u64 << 40,
+                "hostMicros": host_micros, "workloadMicros": 0,
+            });
+            let sample = Sample {
+                at_millis,
+                full: true,
+                guarantee_revision: 0,
+                nodes: Vec::new(),
+                accesses: None,
+                exclusive_cpus: vec![serde_json::from_value(cpu).unwrap()],
+                workloads: ["/a", "/b"].map(workload).to_vec(),
+                removed: Vec::new(),
+            };
+            model.take(FeedUpdate::Sample(Box::new(sample)), now);
+            assert_eq!((model.rows["/a"].level(), model.rows["/b"].level()), (level, None), "{at_millis}");
         }
     }
 
