@@ -125,6 +125,9 @@ pub(crate) enum Command {
     /// Keys: arrows and Enter to open a workload, s to sort, / to filter, ? for all keys, q to quit. No colours
     /// are used if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.
     Top {
+        /// Show the details of this workload first; with tables, only this workload
+        #[arg(value_parser = workload_name())]
+        name: Option<String>,
         #[command(flatten)]
         top: TopArgs,
         #[command(flatten)]
@@ -607,6 +610,9 @@ pub(crate) struct WorkloadListArgs {
     /// Show only workloads with a guarantee
     #[arg(long)]
     pub(crate) guaranteed: bool,
+    /// Key of the only workload that is shown; all if absent.
+    #[arg(skip)]
+    pub(crate) key: Option<String>,
 }
 
 /// Guarantees that `release` ends.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc, time::Duration};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use numaward_api::{
     Allocation, Allocations, Drift, DriftState, Event, EventKind, EventPage, Node, NodeCapacity, Nodes, Target,
     Workload, WorkloadNode, Workloads,
@@ -326,10 +326,25 @@ pub(crate) async fn describe(server: &Server, name: &str) -> anyhow::Result<Desc
     let of_workload = workload.as_ref().and_then(|workload| allocation_of(workload, &held));
     let allocation = of_workload.or_else(|| held.iter().find(|held| is_named(held, name))).cloned();
     if allocation.is_none() && workload.is_none() {
-        bail!("there is no workload named {name:?}; `numaward get workloads` lists all");
+        return Err(unknown_workload(name));
     }
     let events = events::latest(server, &names, MAX_DESCRIBED_EVENTS).await?.events;
     Ok(Description { allocation, workload, events })
+}
+
+/// Fetches the key of the workload with this name.
+pub(crate) async fn workload_key(server: &Server, name: &str) -> anyhow::Result<String> {
+    let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
+    let held = server.allocations().await.unwrap_or_default().allocations;
+    let found = workloads.iter().find(|workload| is_workload_named(workload, &held, name));
+    let key = found.map(|workload| workload.key().to_owned());
+    // The daemon may not have seen the cgroup of a new guarantee yet.
+    let key = key.or_else(|| Some(held.iter().find(|held| is_named(held, name))?.cgroup.clone()));
+    key.ok_or_else(|| unknown_workload(name))
+}
+
+fn unknown_workload(name: &str) -> anyhow::Error {
+    anyhow!("there is no workload named {name:?}; `numaward get workloads` lists all")
 }
 
 /// Renders the details of a workload.

@@ -137,7 +137,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
         Command::Run(args) => run(daemon, args),
         Command::Topology { root, output } => topology(&connection, root.as_deref(), output),
         Command::Status { cost, output } => status(&connection, cost, output),
-        Command::Top { top: args, output } => top(&args, &connection, output),
+        Command::Top { name, top: args, output } => top(name.as_deref(), args, &connection, output),
         Command::Record(args) => record(&connection, args),
         Command::Replay(args) => replay(&args),
         Command::Get(args) => get(&connection, args),
@@ -347,10 +347,15 @@ fn status(connection: &ConnectionArgs, cost: Option<Interval>, output: Output) -
     print(output, &report, status::render)
 }
 
-fn top(args: &TopArgs, connection: &ConnectionArgs, output: Output) -> anyhow::Result<ExitCode> {
+fn top(
+    name: Option<&str>,
+    args: TopArgs,
+    connection: &ConnectionArgs,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
     let server = server(connection)?;
     let runtime = runtime()?;
-    let result = runtime.block_on(top::run(server, args, output.output));
+    let result = runtime.block_on(top::run(server, name, args, output.output));
     // The thread that reads keys blocks until the next key.
     runtime.shutdown_background();
     result.map(|()| ExitCode::SUCCESS)

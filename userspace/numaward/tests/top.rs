@@ -208,6 +208,24 @@ fn shows_details_and_help() {
 }
 
 #[test]
+fn begins_with_the_named_workload() {
+    let mut session = TopSession::start_with(60, 100, |command| {
+        command.arg("/database");
+    });
+    session.wait_for_text("best of all");
+    session.press("q");
+    session.wait_until("all workloads", |text| line_of(text, "database").starts_with('>'));
+    session.press("\x03");
+    session.assert_ends(0);
+
+    let fake = FakeDaemon::start(workloads(0));
+    let server = format!("http://{}", fake.address);
+    let nobody = top(&["--once", "nobody", "--server", &server]).output().unwrap();
+    let error = String::from_utf8(nobody.stderr).unwrap();
+    assert!(nobody.status.code() == Some(1) && error.contains("no workload named \"nobody\""), "{error}");
+}
+
+#[test]
 fn draws_at_every_size() {
     let mut session = TopSession::start(5, 10);
     session.wait_for_text("database");
@@ -520,7 +538,7 @@ fn printed_text_is_as_checked_in() {
     let mut printed = checked_in("printed.txt");
     let fake = FakeDaemon::start(workloads(1));
     let server = format!("http://{}", fake.address);
-    let commands: [&[&str]; 17] = [
+    let commands: [&[&str]; 18] = [
         &["status", "--server", &server],
         &["status", "-o", "json", "--server", &server],
         &["explain", "database", "--server", &server],
@@ -536,6 +554,7 @@ fn printed_text_is_as_checked_in() {
         &["describe", "small.service", "--server", &server],
         &["events", "--server", &server],
         &["top", "--once", "--server", &server],
+        &["top", "database", "--once", "--server", &server],
         &["top", "--once", "--sort", "local", "--filter", "a", "--server", &server],
         &["top", "--once", "-o", "json", "--guaranteed", "--server", &server],
     ];

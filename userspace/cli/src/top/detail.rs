@@ -31,6 +31,9 @@ fn titled(title: &str, lines: impl IntoIterator<Item = Line<'static>>) -> Vec<Li
 /// Renders a workload: its memory, its guarantee with reasons, and its events.
 pub(crate) fn workload(model: &TopModel, key: &str, palette: Palette, width: usize) -> Vec<Line<'static>> {
     let Some(found) = model.rows.get(key) else {
+        if model.samples == 0 {
+            return vec![Line::raw("waiting for the first sample")];
+        }
         return vec![Line::raw(format!("The workload {} no longer exists.", clean(key)))];
     };
     let workload = &found.workload;

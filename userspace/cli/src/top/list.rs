@@ -23,7 +23,9 @@ impl WorkloadListArgs {
         let filter = self.filter.to_lowercase();
         let words: Vec<&str> = filter.split_whitespace().collect();
         let is_selected = |row: &WorkloadRow| {
-            (!self.guaranteed || row.allocation.is_some()) && words.iter().all(|word| matches(row, word))
+            self.key.as_ref().is_none_or(|key| row.workload.key() == key)
+                && (!self.guaranteed || row.allocation.is_some())
+                && words.iter().all(|word| matches(row, word))
         };
         let rows = model.rows.iter().filter(|(_, row)| is_selected(row));
         // Sort values are computed once per row instead of once per comparison.

@@ -33,22 +33,33 @@ use self::{feed::FeedUpdate, model::TopModel, replay::Player, terminal::ScreenSo
 use crate::{
     args::{OutputFormat, ReplayArgs, TopArgs},
     client::Server,
+    get,
 };
 
 /// Maximum number of pending updates; the stream waits when it is reached.
 const MAX_PENDING_UPDATES: usize = 64;
 
-/// Shows the daemon's data until the user ends it.
-pub(crate) async fn run(server: Server, args: &TopArgs, format: OutputFormat) -> anyhow::Result<()> {
-    let is_batch = is_batch(args, format)?;
+/// Shows the daemon's data until the user ends it; with a name, only this workload, or its details first.
+pub(crate) async fn run(
+    server: Server,
+    name: Option<&str>,
+    mut args: TopArgs,
+    format: OutputFormat,
+) -> anyhow::Result<()> {
+    let is_batch = is_batch(&args, format)?;
     let host = feed::connect(&server).await?;
+    let key = match name {
+        Some(name) => Some(get::workload_key(&server, name).await?),
+        None => None,
+    };
     let mut model = TopModel::new(host.topology.clone(), host.version.clone(), Instant::now());
     let (sender, mut updates) = mpsc::channel::<FeedUpdate>(MAX_PENDING_UPDATES);
     let feed = tokio::spawn(feed::follow(Arc::new(server), host, sender));
     let result = if is_batch {
-        batch::run(&mut updates, &mut model, args, format).await
+        args.list.key = key;
+        batch::run(&mut updates, &mut model, &args, format).await
     } else {
-        terminal::run(ScreenSource::Live { updates, model: Box::new(model) }, args.list.clone()).await
+        terminal::run(ScreenSource::Live { updates, model: Box::new(model) }, args.list, key).await
     };
     feed.abort();
     result
@@ -62,7 +73,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
     if is_batch {
         batch::replay(player, top_args, args.output.output)
     } else {
-        terminal::run(ScreenSource::Recorded(Box::new(player)), top_args.list.clone()).await
+        terminal::run(ScreenSource::Recorded(Box::new(player)), top_args.list.clone(), None).await
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     feed::FeedUpdate,
     model::TopModel,
     replay::Player,
-    screen::{KeyAction, Screen},
+    screen::{KeyAction, Screen, View},
 };
 use crate::args::WorkloadListArgs;
 
@@ -98,10 +98,16 @@ impl ScreenSource {
     }
 }
 
-/// Draws until the user quits, or the terminal is gone.
-pub(crate) async fn run(mut source: ScreenSource, list: WorkloadListArgs) -> anyhow::Result<()> {
+/// Draws until the user quits, or the terminal is gone. Begins with the details of the workload with this key, if one
+/// is given.
+pub(crate) async fn run(
+    mut source: ScreenSource,
+    list: WorkloadListArgs,
+    key: Option<String>,
+) -> anyhow::Result<()> {
     let palette = draw::Palette::from_environment();
-    let mut screen = Screen { list, palette, ..Screen::default() };
+    let view = key.clone().map_or(View::Lists, View::Workload);
+    let mut screen = Screen { list, palette, view, selected: key, ..Screen::default() };
     let mut exit_signals =
         [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
     let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut exit_signals else {
