@@ -296,6 +296,16 @@ fn server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
     })
 }
 
+/// Returns the address of this host's daemon, for a command that makes a change. At a read-only URL, the daemon refuses
+/// it in the same words as other changes.
+fn local_server_for_change(connection: &ConnectionArgs) -> anyhow::Result<Server> {
+    let server = server(connection)?;
+    if matches!(server, Server::Remote(_)) {
+        runtime()?.block_on(server.check_changes_allowed())?;
+    }
+    local_server(connection)
+}
+
 /// Returns the address of this host's daemon. Fails if the arguments name a daemon by URL.
 fn local_server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
     match server(connection)? {
@@ -441,7 +451,7 @@ fn default_name(command: &[OsString]) -> String {
 }
 
 fn exec(connection: &ConnectionArgs, args: ExecArgs) -> anyhow::Result<ExitCode> {
-    let server = local_server(connection)?;
+    let server = local_server_for_change(connection)?;
     let name = args.name.unwrap_or_else(|| default_name(&args.command));
     let request = allocation_request(name, api::Target::Exec, args.resources, &server)?;
     if args.dry_run {
@@ -774,7 +784,7 @@ fn recommend(connection: &ConnectionArgs, args: &RecommendArgs) -> anyhow::Resul
 }
 
 fn trial(connection: &ConnectionArgs, args: TrialArgs) -> anyhow::Result<ExitCode> {
-    let server = local_server(connection)?;
+    let server = local_server_for_change(connection)?;
     let request = request_for_target(args.target, None, args.resources, &server)?;
     exec::warn_about_memory_limit(&request);
     let benchmark = trial::Benchmark {
@@ -785,6 +795,7 @@ fn trial(connection: &ConnectionArgs, args: TrialArgs) -> anyhow::Result<ExitCod
         settle: args.settle.0,
     };
     let runtime = runtime()?;
+    runtime.block_on(server.check_changes_allowed())?;
     let dry = runtime.block_on(trial::dry_run(&server, &request))?;
     if !dry.admitted {
         return print_dry_run(args.output, &dry);
@@ -892,7 +903,7 @@ fn view_config(sources: &Sources, shows_origins: bool, output: ConfigFormat) -> 
 }
 
 fn reload(connection: &ConnectionArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let reloaded = runtime()?.block_on(local_server(connection)?.reload())?;
+    let reloaded = runtime()?.block_on(local_server_for_change(connection)?.reload())?;
     print(output, &reloaded, reload::render)
 }
 

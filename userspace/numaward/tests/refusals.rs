@@ -291,7 +291,7 @@ fn wrong_quantities_are_usage_errors() {
     }
 }
 
-const CHANGES: [&[&str]; 10] = [
+const CHANGES: [&[&str]; 12] = [
     &["guarantee", "/batch", "--memory", "1Gi"],
     &["guarantee", "/batch", "--memory", "1Gi", "--memory-limit", "2Gi", "--dry-run"],
     &["explain", "--memory", "1Gi"],
@@ -302,21 +302,26 @@ const CHANGES: [&[&str]; 10] = [
     &["plan", "--memory", "1Gi"],
     &["rebalance", "--memory", "1Gi"],
     &["export-kubelet-state"],
+    &["exec", "--memory", "1Gi", "--", "true"],
+    &["trial", "/batch", "--memory", "1Gi", "--", "true"],
 ];
+
+/// Returns the exit code of a command that fails.
+fn failure_code(command: &[&str]) -> i32 {
+    if command[0] == "exec" { 125 } else { 1 }
+}
 
 #[test]
 fn read_only_address_refuses_changes() {
     let daemon = daemon();
     let address = format!("http://{}", daemon.address);
-    for change in CHANGES {
+    for change in CHANGES.into_iter().chain([&["reload"][..]]) {
         let (code, said) = run(&address, change);
         let said = said.lines().last().unwrap();
         let words = "numaward: this address is read-only; use the control socket (by default /run/numaward/control.sock) or \
                      the address in control.listen";
-        assert_eq!((code, said), (1, words), "{change:?}");
+        assert_eq!((code, said), (failure_code(change), words), "{change:?}");
     }
-    let (code, said) = run(&address, &["exec", "--memory", "1Gi", "--", "true"]);
-    assert!(code == 125 && said.ends_with("give the path of its control socket\n"), "{said}");
     let nodes = ["get", "nodes", "-o", "name"];
     assert_eq!(run(&address, &nodes), run(daemon.socket.to_str().unwrap(), &nodes), "both can be read");
 }
@@ -392,11 +397,9 @@ async fn observing_daemon_refuses_changes() {
     let (socket, listener) = listen(&host, "observing.sock");
     let router = allocations::observing_router(daemon.app.clone(), None, ReloadHandle::new().0);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
-    let exec = &["exec", "--memory", "1Gi", "--", "true"][..];
-    for change in CHANGES.into_iter().chain([exec]) {
+    for change in CHANGES {
         let (code, said) = run(socket.to_str().unwrap(), change);
         let words = "numaward: this daemon gives no guarantees; its log has the reason (mode: observe, or no cgroup v2)";
-        let expected = if change[0] == "exec" { 125 } else { 1 };
-        assert_eq!((code, said.lines().last().unwrap()), (expected, words), "{change:?}");
+        assert_eq!((code, said.lines().last().unwrap()), (failure_code(change), words), "{change:?}");
     }
 }
