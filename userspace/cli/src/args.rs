@@ -19,7 +19,7 @@ use numaward_api::{
 };
 use numaward_config::{Interval, NodeScope};
 use numaward_engine::Quantity;
-use numaward_topology::NodeSet;
+use numaward_topology::{NodeSet, ZoneKind};
 
 use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime, table::wrap};
 
@@ -721,7 +721,7 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     pub(crate) every: Interval,
     /// Maximum size of the file; recording ends when it is reached
-    #[arg(long, value_name = "SIZE", default_value = "256Mi", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256Mi", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub(crate) max_size: u64,
 }
 
@@ -755,8 +755,8 @@ fn parse_interval(text: &str) -> Result<Interval, String> {
 
 /// Parses an amount of bytes.
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    let amount = text.parse::<Quantity>().map_err(|error| error.to_string())?;
-    amount.units().ok_or_else(|| format!("{text} is not a number of bytes such as 100Mi"))
+    let amount = parse_amount(text)?.parse::<Quantity>().map_err(|error| error.to_string())?;
+    amount.units().ok_or_else(|| format!("{text} is more than any file can have"))
 }
 
 /// Checks an amount of memory, which the request contains as it was given.
@@ -776,6 +776,9 @@ fn parse_cpus(text: &str) -> Result<Cpus, &'static str> {
 /// Parses huge pages as `SIZE=BYTES`.
 fn parse_hugepages(text: &str) -> Result<(String, String), String> {
     let (size, bytes) = parse_pair(text)?;
+    if !matches!(format!("hugepages-{size}").parse(), Ok(ZoneKind::Hugepages(_))) {
+        return Err(format!("{size:?} is not a size of huge pages, such as 2Mi or 1Gi"));
+    }
     Ok((size, parse_amount(&bytes)?))
 }
 

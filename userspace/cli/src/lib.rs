@@ -91,6 +91,11 @@ const EXIT_REFUSED: u8 = 3;
 /// Exit code: the daemon is not reachable.
 const EXIT_UNREACHABLE: u8 = 4;
 
+/// Wrong value of an option, found after the arguments were parsed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
 /// Function that checks the host with this root directory, given its probes, the probes' needs and the configuration.
 pub type ExamineHost = fn(
     &Path,
@@ -191,6 +196,7 @@ pub fn main(daemon: &DaemonHooks) -> ExitCode {
             eprintln!("numaward: {}", text::clean_lines(&error_chain(&error)));
             match error.downcast_ref() {
                 _ if executes_a_command => ExitCode::from(exec::EXIT_FAILED),
+                _ if error.is::<UsageError>() => ExitCode::from(EXIT_USAGE),
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(EXIT_UNREACHABLE),
                 Some(ClientError::Refused(refusal)) if refusal.rejection.is_some() => {
                     ExitCode::from(EXIT_REFUSED)
@@ -407,7 +413,8 @@ fn allocation_request(
     }
     let mut preferred = placement.preferred_nodes.unwrap_or_default();
     for device in &placement.near {
-        preferred.insert(device::node(Path::new("/"), device)?);
+        let node = device::node(Path::new("/"), device);
+        preferred.insert(node.map_err(|error| UsageError(format!("--near {device}: {error}")))?);
     }
     Ok(api::AllocationRequest {
         name,

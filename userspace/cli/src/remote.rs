@@ -16,7 +16,7 @@ use tokio_rustls::{
 };
 use tokio_util::either::Either;
 
-use crate::args;
+use crate::{UsageError, args};
 
 /// Address of a daemon, with the credentials for it.
 pub(crate) struct Remote {
@@ -33,9 +33,10 @@ impl Remote {
     pub(crate) fn new(url: &str, args: &args::ConnectionArgs) -> anyhow::Result<Self> {
         let examples =
             "write it like https://host.example:9561, http://127.0.0.1:9560 or /run/numaward/control.sock";
-        let uri: Uri = url.parse().with_context(|| format!("--server {url:?} is no URL: {examples}"))?;
+        let wrong = |problem: String| UsageError(format!("--server {url:?} {problem}: {examples}"));
+        let uri: Uri = url.parse().map_err(|error| wrong(format!("is no URL ({error})")))?;
         let (Some(host), Some(port), "" | "/") = (uri.host(), uri.port_u16(), uri.path()) else {
-            bail!("--server {url:?} is not a host and a port: {examples}");
+            return Err(wrong("is not a host and a port".to_owned()).into());
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let tls = match uri.scheme_str() {
@@ -48,7 +49,7 @@ impl Remote {
                 bail!("--ca and --cert have no effect with {url}: TLS requires https://");
             }
             Some("http") => None,
-            _ => bail!("--server {url:?} is neither https nor http: {examples}"),
+            _ => return Err(wrong("is neither https nor http".to_owned()).into()),
         };
         if args.token_file.is_some() && tls.is_none() && !args.allow_unencrypted && !is_loopback(&host) {
             bail!(

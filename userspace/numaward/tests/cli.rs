@@ -602,9 +602,9 @@ fn refuses_invalid_server_addresses() {
     let (http, https) = (format!("http://{free}"), format!("https://{free}"));
     let table: &[(&[&str], i32, &str)] = &[
         (&["--server", &http], 4, "control.listen"),
-        (&["--server", "somewhere"], 1, "is not a host and a port"),
-        (&["--server", "http://somewhere"], 1, "is not a host and a port"),
-        (&["--server", "ftp://somewhere:1"], 1, "neither https nor http"),
+        (&["--server", "somewhere"], 2, "is not a host and a port"),
+        (&["--server", "http://somewhere"], 2, "is not a host and a port"),
+        (&["--server", "ftp://somewhere:1"], 2, "neither https nor http"),
         (&["--server", "http://10.0.0.1:1", "--token-file", "/x"], 1, "unencrypted: use https"),
         (&["--server", &https], 1, "--ca FILE"),
         (&["--server", &https, "--ca", "/nonexistent"], 1, "--ca /nonexistent: cannot be read"),

@@ -72,6 +72,7 @@ async fn refused_requests_name_their_cause() {
     let server = socket.to_str().unwrap();
     for (resources, first_line) in [
         (&["--memory", "1Gi", "--node", "7"][..], "there is no node 7 (TopologyAffinityError)"),
+        (&["--memory", "1Gi", "--node", "0,7"], "there is no node 7 (TopologyAffinityError)"),
         (&["--memory", "1Gi", "--memory-tier", "cxl"], "no node has CXL memory (TopologyAffinityError)"),
         (
             &["--cpus", "1", "--cpu-kind", "isolated"],
@@ -245,7 +246,11 @@ fn wrong_quantities_are_usage_errors() {
             ),
             (
                 &["--cpus", "500m"],
-                "error: --cpus 500m is not a whole number, so the CPUs are shared and nothing is guaranteed",
+                "error: --cpus 0.5 is not a whole number, so the CPUs are shared and nothing is guaranteed",
+            ),
+            (
+                &["--cpus", "1.0001"],
+                "error: --cpus 1.0001 is not a whole number, so the CPUs are shared and nothing is guaranteed",
             ),
         ] {
             // A resize keeps the guaranteed memory.
@@ -261,6 +266,10 @@ fn wrong_quantities_are_usage_errors() {
     }
     for (wrong, words) in [
         (&["explain", "--memory", "1Gi", "--hugepages", "2Mi=5GB"][..], amount),
+        (&["explain", "--memory", "1Gi", "--hugepages", "abc=2Mi"], "\"abc\" is not a size of huge pages"),
+        (&["explain", "--memory", "1Gi", "--near", "x"], "--near x: \"x\" is no device of this host"),
+        (&["record", "--max-size", "5GB"], amount),
+        (&["record", "--max-size", "-1"], amount),
         (&["plan", "--memory", "1Gi", "--bytes", "-1"], amount),
         (&["rebalance", "--memory", "1Gi", "--bytes", "5GB"], amount),
         (&["trial", "/batch", "--", "true"], "<--cpus <NUMBER>|--memory <SIZE>>"),
