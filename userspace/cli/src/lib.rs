@@ -952,7 +952,10 @@ fn manual_page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let is_first = command.get_name() == "numaward";
     let shown = if is_first { command.clone().mut_args(|arg| arg.hide(false)) } else { command.clone() };
     clap_mangen::Man::new(shown).render(&mut page)?;
-    let page = String::from_utf8(page).map_err(io::Error::other)?;
+    let mut page = String::from_utf8(page).map_err(io::Error::other)?;
+    if is_first {
+        page += &environment_section(command);
+    }
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let head = format!(".TH {name} 1 \"\" \"numaward {}\" \"\"", env!("CARGO_PKG_VERSION"));
     let lines: Vec<_> =
@@ -962,6 +965,21 @@ fn manual_page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let kept = (0..lines.len())
         .filter(|&at| lines[at] != ".br" || !is_blank(at.checked_sub(1)) && !is_blank(Some(at + 1)));
     Ok(kept.fold(String::new(), |page, at| page + lines[at] + "\n").into_bytes())
+}
+
+/// Returns the section of the manual about environment variables: those of options, and those of the configuration.
+fn environment_section(command: &clap::Command) -> String {
+    let of_options = command.get_arguments().filter_map(|arg| {
+        let variable = arg.get_env()?.to_string_lossy().into_owned();
+        Some((variable, format!("\\-\\-{}, unless the option is given", arg.get_long()?.replace('-', "\\-"))))
+    });
+    let file = (config::FILE_VARIABLE.to_owned(), "the configuration file, unless \\-\\-config is given".to_owned());
+    let no_color = ("NO_COLOR".to_owned(), "if set and not empty, top and replay use no colours".to_owned());
+    let keys = config::key_variables().into_iter();
+    let of_keys = keys.map(|(variable, key)| (variable, format!("the key {key} of the configuration")));
+    let all = of_options.chain([file, no_color]).chain(of_keys);
+    let entries = all.map(|(variable, text)| format!(".TP\n\\fB{variable}\\fR\n{text}\n"));
+    entries.fold(".SH ENVIRONMENT\n".to_owned(), |section, entry| section + &entry)
 }
 
 fn simulate(daemon: &DaemonHooks, args: &Simulate) -> anyhow::Result<ExitCode> {

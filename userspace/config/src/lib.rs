@@ -50,7 +50,7 @@ pub use self::{
     kubelet_keys::gate_problems,
     load::{
         CLIENT_VARIABLES, CheckedFiles, DEFAULT_FILE, FILE_VARIABLE, Flag, LoadedConfig, Sources,
-        VARIABLE_PREFIX, check, load, read_yaml,
+        VARIABLE_PREFIX, check, key_variables, load, read_yaml,
     },
     node_scope::NodeScope,
     origins::{ChangedKey, SourcedValue},

@@ -336,6 +336,14 @@ fn overlay(
     }
 }
 
+/// Returns the variables of all keys, each with its key.
+pub fn key_variables() -> Vec<(String, String)> {
+    let keys = KnownKeys::new();
+    let mut variables: Vec<_> = keys.leaves().map(|path| (variable_name(path), path.join("."))).collect();
+    variables.sort_unstable();
+    variables
+}
+
 /// Returns the variable of a key: `NUMAWARD_LOG_LEVEL` for `log.level`, `NUMAWARD_HOST_ROOT` for `hostRoot`,
 /// `NUMAWARD_RESERVED_SYSTEM_CPUS` for `reservedSystemCPUs`.
 pub(super) fn variable_name(path: &[String]) -> String {

@@ -522,6 +522,10 @@ fn completions_and_man_pages_are_valid() {
 fn man_page_for_each_command() {
     let (page, code) = run_command(&["man"]);
     assert!(code == 0 && page.contains(".TH numaward 1"), "{page}");
+    let (_, variables) = page.split_once(".SH ENVIRONMENT\n").unwrap();
+    for name in ["SERVER", "CONFIG", "LOG_LEVEL"] {
+        assert!(variables.contains(&format!("\\fBNUMAWARD_{name}\\fR\n")), "{name}: {variables}");
+    }
     let dir = tempfile::tempdir().unwrap();
     let pages = dir.path().join("man1");
     assert_eq!(run_command(&["man", "--dir", pages.to_str().unwrap()]), (String::new(), 0));
