@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc, time::Duratio
 
 use anyhow::{anyhow, bail};
 use numaward_api::{
-    Allocation, Allocations, Drift, DriftState, Event, EventKind, EventPage, Node, NodeCapacity, Nodes, Target,
-    Workload, WorkloadNode, Workloads,
+    Allocation, Allocations, Drift, DriftState, Event, EventKind, EventPage, Node, NodeCapacity, Nodes,
+    Target, Workload, WorkloadNode, Workloads,
 };
 use numaward_config::{Interval, yaml};
 use serde::Serialize;
@@ -78,8 +78,11 @@ pub(crate) async fn list(
             if wide {
                 titles.extend(row(["TARGET", "POLICY", "DRIFT", "CGROUP"]));
             }
-            let rows =
-                held.allocations.iter().map(|allocation| guarantee_row(allocation, &verdicts, wide)).collect();
+            let rows = held
+                .allocations
+                .iter()
+                .map(|allocation| guarantee_row(allocation, &verdicts, wide))
+                .collect();
             Ok(Listing { document: Document::Guarantees(held), titles, rows })
         }
         ListKind::Workloads => {
@@ -441,7 +444,8 @@ mod tests {
         };
         let stopped = Allocation { stopped: true, ..held.clone() };
         let workloads = |is_broken: bool| -> [Workload; 1] {
-            let memory = |bytes: u64| serde_json::json!({"anonBytes": bytes, "shmemBytes": 0, "fileBytes": 0});
+            let memory =
+                |bytes: u64| serde_json::json!({"anonBytes": bytes, "shmemBytes": 0, "fileBytes": 0});
             let residency =
                 serde_json::json!({"kind": "memory", "on": memory(1), "off": memory(1), "broken": is_broken});
             let workload = serde_json::json!({

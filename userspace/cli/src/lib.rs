@@ -307,7 +307,11 @@ fn server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
 fn local_server_for_change(connection: &ConnectionArgs) -> anyhow::Result<Server> {
     let server = server(connection)?;
     if matches!(server, Server::Remote(_)) {
-        runtime()?.block_on(server.check_changes_allowed())?;
+        match runtime()?.block_on(server.check_changes_allowed()) {
+            // The command could not be made at a URL anyway.
+            Ok(()) | Err(ClientError::Unreachable { .. }) => {}
+            Err(refused) => return Err(refused.into()),
+        }
     }
     local_server(connection)
 }
@@ -973,7 +977,8 @@ fn environment_section(command: &clap::Command) -> String {
         let variable = arg.get_env()?.to_string_lossy().into_owned();
         Some((variable, format!("\\-\\-{}, unless the option is given", arg.get_long()?.replace('-', "\\-"))))
     });
-    let file = (config::FILE_VARIABLE.to_owned(), "the configuration file, unless \\-\\-config is given".to_owned());
+    let file =
+        (config::FILE_VARIABLE.to_owned(), "the configuration file, unless \\-\\-config is given".to_owned());
     let no_color = ("NO_COLOR".to_owned(), "if set and not empty, top and replay use no colours".to_owned());
     let keys = config::key_variables().into_iter();
     let of_keys = keys.map(|(variable, key)| (variable, format!("the key {key} of the configuration")));

@@ -344,7 +344,8 @@ mod tests {
         for text in ["0", "2", "1500m", "1n", "4294967296"] {
             assert_eq!(text.parse::<Quantity>().unwrap().to_string(), text);
         }
-        for (text, decimal) in [("0", "0"), ("20", "20"), ("1500m", "1.5"), ("1.0001", "1.0001"), ("1n", "0.000000001")]
+        for (text, decimal) in
+            [("0", "0"), ("20", "20"), ("1500m", "1.5"), ("1.0001", "1.0001"), ("1n", "0.000000001")]
         {
             assert_eq!(text.parse::<Quantity>().unwrap().decimal(), decimal);
         }

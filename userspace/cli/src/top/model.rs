@@ -11,8 +11,8 @@ use std::{
 };
 
 use numaward_api::{
-    AllocatedBytes, Allocation, Allocations, Event, ExclusiveCpu, KindCapacity, Node, Sample, Status, Topology, Trends,
-    Version, Workload,
+    AllocatedBytes, Allocation, Allocations, Event, ExclusiveCpu, KindCapacity, Node, Sample, Status,
+    Topology, Trends, Version, Workload,
 };
 use numaward_topology::{CpuId, CpuSet, NodeSet};
 use serde::Serialize;
@@ -383,7 +383,8 @@ impl TopModel {
         for cpu in cpus {
             let micros = cpu.host_micros.saturating_add(cpu.workload_micros);
             let known = before.remove(&cpu.cpu).filter(|known| known.owner == cpu.workload);
-            let ran = known.as_ref().zip(seconds).and_then(|(known, seconds)| rate(known.micros, micros, seconds));
+            let ran =
+                known.as_ref().zip(seconds).and_then(|(known, seconds)| rate(known.micros, micros, seconds));
             let seen_at = if ran.is_some_and(|ran| ran > MAX_FOREIGN_MICROS) {
                 Some(at_millis)
             } else {

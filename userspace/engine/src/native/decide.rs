@@ -497,7 +497,10 @@ impl NativeStrategy {
         let allocations = match placed {
             Ok(allocations) => allocations,
             Err((refusal, container)) => {
-                let refusal = self.missing_nodes(terms).or_else(|| self.unmet_term(terms)).map_or(refusal, PlacementRefusal::UnmetTerm);
+                let refusal = self
+                    .missing_nodes(terms)
+                    .or_else(|| self.unmet_term(terms))
+                    .map_or(refusal, PlacementRefusal::UnmetTerm);
                 return refuse(refusal, container, explanation);
             }
         };
