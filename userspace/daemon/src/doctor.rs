@@ -331,9 +331,10 @@ impl DoctorHost<'_> {
 
     fn lsm(&self) -> Outcome {
         match self.read("sys/kernel/security/lsm") {
-            Ok(modules) if modules.split(',').any(|module| module == "bpf") => {
-                unknown("active: a policy of this host may refuse probes, which then fail with EPERM", None)
-            }
+            Ok(modules) if modules.split(',').any(|module| module == "bpf") => unknown(
+                "active: a policy of this host may refuse probes, which then fail with EPERM",
+                Some("if probes are refused, allow numaward to load them in that policy"),
+            ),
             Ok(_) => ok("not active"),
             Err(_) => unknown(NO_SECURITYFS, Some(MOUNT_SECURITYFS)),
         }
