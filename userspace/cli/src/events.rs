@@ -26,7 +26,7 @@ const MAX_KEPT_EVENTS: u16 = 1024;
 /// Number of listed events by default.
 pub(crate) const DEFAULT_LIMIT: u16 = 100;
 
-/// Names of the workloads whose events are selected; without names, all events are.
+/// Selection of events by the names of their workloads; without names, all events are selected.
 #[derive(Debug, Default)]
 pub(crate) struct EventNames {
     /// The names as the user wrote them.

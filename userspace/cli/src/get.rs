@@ -142,7 +142,7 @@ fn is_workload_named(workload: &Workload, held: &[Arc<Allocation>], name: &str) 
         || allocation_of(workload, held).is_some_and(|allocation| is_named(allocation, name))
 }
 
-/// Fetches these names and the others of their workloads and guarantees.
+/// Fetches these names and all other names of their workloads and guarantees.
 pub(crate) async fn fetch_event_names(
     server: &Server,
     names: &[String],
@@ -184,9 +184,9 @@ const MIN_INTRUDER_MICROS: u64 = 5_000;
 /// Broken guarantees, by the daemon's verdict.
 #[derive(Debug, Default)]
 struct Verdicts {
-    /// Cgroups of workloads whose memory is off its guaranteed nodes.
+    /// Cgroups of workloads with memory off their guaranteed nodes.
     misplaced: BTreeSet<String>,
-    /// Names and cgroups of workloads on whose exclusive CPUs other tasks ran within the last minute.
+    /// Names and cgroups of workloads with other tasks on their exclusive CPUs within the last minute.
     intruded: BTreeSet<String>,
 }
 

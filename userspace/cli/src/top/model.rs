@@ -394,7 +394,7 @@ impl TopModel {
         }
     }
 
-    /// Marks the workloads on whose exclusive CPUs other tasks ran recently.
+    /// Marks the workloads with other tasks on their exclusive CPUs within the last minute.
     fn mark_intruded(&mut self) {
         let at = self.at_millis.unwrap_or_default();
         let is_recent = |seen: &u64| at.saturating_sub(*seen) < RECENT_MILLIS;
