@@ -80,7 +80,8 @@ fn wordy(root: &Path, docs: &Path) -> Result<Vec<String>> {
         Ok(text.split_whitespace().count())
     };
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).context("cannot read docs/SUMMARY.md")?;
-    let (of_users, _) = summary.split_once(CONTRIBUTORS).context("docs/SUMMARY.md has no part for contributors")?;
+    let (of_users, _) =
+        summary.split_once(CONTRIBUTORS).context("docs/SUMMARY.md has no part for contributors")?;
     let pages = targets(of_users).filter(|page| !REFERENCE.contains(page));
     let book = pages.map(|page| count(docs.join(page))).sum::<Result<usize>>()?;
     let counted = [("README.md", count(root.join("README.md"))?), ("the user's part of the book", book)];
@@ -201,7 +202,10 @@ mod tests {
     fn long_texts_are_reported() {
         let root = folder(&[
             ("README.md", &"word ".repeat(1_101)),
-            ("docs/SUMMARY.md", "- [A](a.md)\n- [B](configuration.md)\n\n# For contributors\n\n- [C](c.md)\n"),
+            (
+                "docs/SUMMARY.md",
+                "- [A](a.md)\n- [B](configuration.md)\n\n# For contributors\n\n- [C](c.md)\n",
+            ),
             ("docs/a.md", &"word ".repeat(38_000)),
         ]);
         let report = wordy(root.path(), &root.path().join("docs")).unwrap();

@@ -950,7 +950,9 @@ fn memory_tier_help(tier: MemoryTier) -> &'static str {
 fn cpu_kind_help(kind: CpuKind) -> &'static str {
     match kind {
         CpuKind::Performance => "Experimental: CPUs of the fastest cores of the machine",
-        CpuKind::Efficiency => "Experimental: CPUs of cores that are slower than the fastest ones, and use less power",
+        CpuKind::Efficiency => {
+            "Experimental: CPUs of cores that are slower than the fastest ones, and use less power"
+        }
         CpuKind::HighFrequency => {
             "Experimental: CPUs with the highest base frequency, or with the highest maximum frequency if all base frequencies are equal"
         }

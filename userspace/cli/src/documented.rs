@@ -274,7 +274,8 @@ fn headline_is_that_of_fleet_page() {
     };
     let (fit, plugin) = ("`NodeResourcesFit`", "`NodeResourceTopologyMatch`");
     let [kubelet, kubelet_plugin] = [fit, plugin].map(|of| row(&format!("| kubelet | {of} | fail |")));
-    let [native, native_plugin] = [fit, plugin].map(|of| row(&format!("| native | {of} | `evict` (default) |")));
+    let [native, native_plugin] =
+        [fit, plugin].map(|of| row(&format!("| native | {of} | `evict` (default) |")));
     let (lost, evictions) = (5, 7);
     for words in [
         format!("lose {} of the requested memory time", kubelet[lost]),

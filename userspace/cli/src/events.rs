@@ -54,7 +54,7 @@ impl EventNames {
             || event.workload.as_ref().is_some_and(|name| self.all.contains(name))
     }
 
-    /// Returns whether a new event is selected. A name that was not seen before may belong to a workload that has
+    /// Returns true if a new event is selected. A name that was not seen before may belong to a workload that has
     /// started meanwhile.
     async fn select_new(&mut self, server: &Server, event: &Event) -> Result<bool, ClientError> {
         if self.select(event) {

@@ -574,7 +574,7 @@ guarantees:
     let patterns: Vec<_> = config.guarantees.iter().map(DeclaredGuarantee::pattern).collect();
     assert_eq!(patterns, ["db@*.service", "/batch/*", "/web/*", "/cache/*", "/spin/*"]);
     let cpus: Vec<_> = config.guarantees.iter().map(|of| of.cpus.map(|cpus| cpus.to_string())).collect();
-    assert_eq!(cpus, [Some("4"), Some("1"), Some("500m"), None, Some("2")].map(|of| of.map(str::to_owned)));
+    assert_eq!(cpus, [Some("4"), Some("1"), Some("0.5"), None, Some("2")].map(|of| of.map(str::to_owned)));
     assert_eq!(config.guarantees[4].memory, None);
     assert!(config.guarantees[2].placement.with.contains("db") && config.guarantees[3].placement.burstable);
     assert_eq!(config.guarantees[1].memory.unwrap().0, numaward_topology::Bytes::gib(1));

@@ -121,7 +121,7 @@ pub(crate) struct WorkloadRow {
     /// Rates of earlier samples, latest last.
     pub(crate) history: VecDeque<Rates>,
     pub(crate) allocation: Option<Arc<Allocation>>,
-    /// Whether other tasks ran on the exclusive CPUs within the last minute.
+    /// True if other tasks ran on the exclusive CPUs within the last minute.
     pub(crate) is_intruded: bool,
 }
 
