@@ -43,8 +43,6 @@ const OVERLAYS: [&str; 8] = [
 const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
 /// The API group of admission policies, which are newer than the oldest Kubernetes.
 const ADMISSION: &str = "admissionregistration.k8s.io/";
-/// The API group of device classes, which are newer, too.
-const DEVICES: &str = "resource.k8s.io/";
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com/";
 /// The API group of `OpenShift`, for which there are no schemas here.
@@ -73,13 +71,10 @@ pub(crate) fn check() -> Result<()> {
         let of = |group: &'static str| move |resource: &&Value| api_version(resource).starts_with(group);
         let monitoring: Vec<_> = resources.iter().filter(of(MONITORING)).collect();
         let is_known = |resource: &&Value| !of(MONITORING)(resource) && !of(OPENSHIFT)(resource);
-        let is_newer = |resource: &&Value| of(ADMISSION)(resource) || of(DEVICES)(resource);
-        let (newer, others): (Vec<_>, Vec<_>) = resources.iter().filter(is_known).partition(is_newer);
+        let (newer, others): (Vec<_>, Vec<_>) = resources.iter().filter(is_known).partition(of(ADMISSION));
         validate(&cache, &KUBERNETES, &others).with_context(|| name.clone())?;
         if !newer.is_empty() {
             validate(&cache, &KUBERNETES[1..], &newer).with_context(|| name.clone())?;
-        }
-        if newer.iter().any(|resource| of(ADMISSION)(resource)) {
             judge(&tests, "admission.mjs", &resources).with_context(|| name.clone())?;
         }
         if !monitoring.is_empty() {

@@ -11,7 +11,7 @@ use crate::containerd::nodes;
 
 /// Name of numaward's driver.
 const DRIVER: &str = "numaward.io";
-/// Name of the component's class.
+/// Name of the class of the test.
 const CLASS: &str = "numa-node";
 /// Label by which the `DaemonSet` is kept off the node.
 const AWAY: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":"true"}}}}}"#;
@@ -52,6 +52,13 @@ fn install(cluster: &Cluster) {
     ]);
     cluster.wait_for("numaward runs", || cluster.daemon());
     cluster.kubectl.must(&ROLLOUT);
+    let expression = format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].kind == 'node'");
+    cluster.kubectl.apply(&json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": { "name": CLASS },
+        "spec": { "selectors": [{ "cel": { "expression": expression } }] },
+    }));
     cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
     let found = cluster.wait_for("both nodes are devices", || match devices(cluster)? {
         devices if devices.len() == NODES.len() => Ok(devices),

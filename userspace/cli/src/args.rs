@@ -23,6 +23,11 @@ use numaward_topology::{NodeSet, ZoneKind};
 
 use crate::{column::Column, mempolicy::NodeMemoryPolicy, recording::ReplayTime, table::wrap};
 
+/// Wrong value of an option, found after the arguments were parsed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
 /// Numbers of rounds of a trial: with fewer, no interval of signed ranks has 95 %.
 pub(crate) const ROUNDS: RangeInclusive<i64> = 6..=100;
 

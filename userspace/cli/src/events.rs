@@ -15,10 +15,10 @@ use crate::{
     args::{EventFilterArgs, ListFormat},
     client::{ClientError, Server},
     control::percent_encode,
-    get,
     table::{or_dash, row, table},
     text::{clean, clean_json, clean_value},
     top::feed::{EventStream, MissedEvents},
+    workload_names,
 };
 
 /// Number of events that the daemon keeps.
@@ -40,7 +40,7 @@ pub(crate) struct EventNames {
 impl EventNames {
     /// Fetches all names of the workloads with these names.
     pub(crate) async fn fetch(server: &Server, written: Vec<String>) -> Result<Self, ClientError> {
-        let all = get::fetch_event_names(server, &written).await?;
+        let all = workload_names::fetch_event_names(server, &written).await?;
         Ok(Self { written, all, unrelated: BTreeSet::new() })
     }
 
@@ -61,7 +61,7 @@ impl EventNames {
             return Ok(true);
         }
         if event.workload.as_ref().is_some_and(|name| self.unrelated.insert(name.clone())) {
-            self.all.append(&mut get::fetch_event_names(server, &self.written).await?);
+            self.all.append(&mut workload_names::fetch_event_names(server, &self.written).await?);
         }
         Ok(self.select(event))
     }

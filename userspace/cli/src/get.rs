@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc, time::Duration};
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use numaward_api::{
     Allocation, Allocations, Drift, DriftState, Event, EventKind, EventPage, Node, NodeCapacity, Nodes,
     Target, Workload, WorkloadNode, Workloads,
@@ -17,9 +17,10 @@ use crate::{
     explain, residency,
     table::{columns, or_dash, row, seconds, setting, size, table},
     text::{clean_json, clean_lines, clean_value},
+    workload_names::{
+        WORKLOADS_PATH, allocation_of, event_names, is_named, is_workload_named, unknown_workload,
+    },
 };
-
-const WORKLOADS_PATH: &str = "/api/v1/workloads";
 
 /// Maximum number of events in the details of a workload.
 const MAX_DESCRIBED_EVENTS: u16 = 20;
@@ -127,51 +128,6 @@ fn select<T>(
     }
     let is_selected = |object: &T| names.is_empty() || names.iter().any(|name| is_named(object, name));
     Ok(objects.into_iter().filter(is_selected).collect())
-}
-
-/// Returns whether a guarantee has this name: its own, that of its unit, or the path of its cgroup.
-pub(crate) fn is_named(allocation: &Allocation, name: &str) -> bool {
-    allocation.name == name
-        || allocation.cgroup.trim_start_matches('/') == name
-        || matches!(&allocation.target, Target::Unit(unit) if unit == name)
-}
-
-fn is_workload_named(workload: &Workload, held: &[Arc<Allocation>], name: &str) -> bool {
-    workload.workload == name
-        || workload.cgroup.as_ref().is_some_and(|cgroup| cgroup.trim_start_matches('/') == name)
-        || allocation_of(workload, held).is_some_and(|allocation| is_named(allocation, name))
-}
-
-/// Fetches these names and all other names of their workloads and guarantees.
-pub(crate) async fn fetch_event_names(
-    server: &Server,
-    names: &[String],
-) -> Result<BTreeSet<String>, ClientError> {
-    if names.is_empty() {
-        return Ok(BTreeSet::new());
-    }
-    let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
-    // A daemon that only observes has no guarantees.
-    let held = server.allocations().await.unwrap_or_default().allocations;
-    Ok(event_names(names, &workloads, &held))
-}
-
-/// Returns these names and the others of their workloads and guarantees: an event has one of them.
-fn event_names(names: &[String], workloads: &[Workload], held: &[Arc<Allocation>]) -> BTreeSet<String> {
-    let mut all: BTreeSet<String> = names.iter().cloned().collect();
-    for name in names {
-        all.extend(held.iter().filter(|held| is_named(held, name)).map(|held| held.name.clone()));
-        for workload in workloads.iter().filter(|workload| is_workload_named(workload, held, name)) {
-            all.insert(workload.workload.clone());
-            all.extend(allocation_of(workload, held).map(|allocation| allocation.name.clone()));
-        }
-    }
-    all
-}
-
-fn allocation_of<'a>(workload: &Workload, held: &'a [Arc<Allocation>]) -> Option<&'a Arc<Allocation>> {
-    let cgroup = workload.cgroup.as_deref()?;
-    held.iter().find(|allocation| allocation.cgroup == cgroup)
 }
 
 /// Time for which an event about intruders counts as recent: the daemon reports them once a minute at most, and looks
@@ -335,21 +291,6 @@ pub(crate) async fn describe(server: &Server, name: &str) -> anyhow::Result<Desc
     Ok(Description { allocation, workload, events })
 }
 
-/// Fetches the key of the workload with this name.
-pub(crate) async fn workload_key(server: &Server, name: &str) -> anyhow::Result<String> {
-    let Workloads { workloads } = server.get(WORKLOADS_PATH).await?;
-    let held = server.allocations().await.unwrap_or_default().allocations;
-    let found = workloads.iter().find(|workload| is_workload_named(workload, &held, name));
-    let key = found.map(|workload| workload.key().to_owned());
-    // The daemon may not have seen the cgroup of a new guarantee yet.
-    let key = key.or_else(|| Some(held.iter().find(|held| is_named(held, name))?.cgroup.clone()));
-    key.ok_or_else(|| unknown_workload(name))
-}
-
-fn unknown_workload(name: &str) -> anyhow::Error {
-    anyhow!("there is no workload named {name:?}; `numaward get workloads` lists all")
-}
-
 /// Renders the details of a workload.
 pub(crate) fn render_description(description: &Description) -> String {
     let mut parts = Vec::new();
@@ -411,27 +352,6 @@ fn memory(nodes: &[WorkloadNode]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn workload_has_names_of_its_guarantee_unit_and_cgroup() {
-        let held = Allocation {
-            name: "db".to_owned(),
-            cgroup: "/a/db.service".to_owned(),
-            target: Target::Unit("db.service".to_owned()),
-            ..Allocation::default()
-        };
-        let workload = serde_json::json!({
-            "workload": "postgres", "kind": "cgroup", "cgroup": held.cgroup, "counters": "none", "nodes": []
-        });
-        let workload: Workload = serde_json::from_value(workload).unwrap();
-        let (workloads, held) = ([workload], [Arc::new(held)]);
-        for name in ["db", "db.service", "a/db.service", "postgres"] {
-            assert!(is_workload_named(&workloads[0], &held, name), "{name}");
-            let names = event_names(&[name.to_owned()], &workloads, &held);
-            assert!(names.contains("db") && names.contains("postgres"), "{name}: {names:?}");
-        }
-        assert_eq!(event_names(&["other".to_owned()], &workloads, &held), ["other".to_owned()].into());
-    }
 
     #[test]
     fn state_is_the_daemons_verdict() {

@@ -46,6 +46,7 @@ mod top;
 mod topology;
 mod trial;
 mod uninstall;
+mod workload_names;
 
 use std::{
     ffi::OsString,
@@ -77,7 +78,7 @@ use crate::{
         EventFilterArgs, ExecArgs, ExplainArgs, ExportArgs, GetArgs, GuaranteeArgs, ImportArgs, ListFormat,
         ListKind, ListOutput, MoveLimitArgs, Output, OutputFormat, PlanArgs, RebalanceArgs, RecommendArgs,
         RecommendFormat, RecordArgs, ReleaseArgs, ReplayArgs, ResizeArgs, ResourceArgs, RunArgs, Simulate,
-        StackFormat, TopArgs, TrialArgs, UninstallArgs,
+        StackFormat, TopArgs, TrialArgs, UninstallArgs, UsageError,
     },
     client::{ClientError, Server},
     events::EventNames,
@@ -90,11 +91,6 @@ const EXIT_USAGE: u8 = 2;
 const EXIT_REFUSED: u8 = 3;
 /// Exit code: the daemon is not reachable.
 const EXIT_UNREACHABLE: u8 = 4;
-
-/// Wrong value of an option, found after the arguments were parsed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct UsageError(pub(crate) String);
 
 /// Function that checks the host with this root directory, given its probes, the probes' needs and the configuration.
 pub type ExamineHost = fn(
@@ -770,7 +766,7 @@ fn explain(connection: &ConnectionArgs, args: ExplainArgs) -> anyhow::Result<Exi
         (name, _) => {
             let name = name.unwrap_or_default();
             let held = runtime()?.block_on(server.allocations())?;
-            let found = held.allocations.iter().find(|held| get::is_named(held, &name));
+            let found = held.allocations.iter().find(|held| workload_names::is_named(held, &name));
             let found = found.with_context(|| format!("there is no guarantee named {name:?}"))?;
             print(args.output, &**found, explain::render_allocation)
         }

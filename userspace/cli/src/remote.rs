@@ -16,7 +16,7 @@ use tokio_rustls::{
 };
 use tokio_util::either::Either;
 
-use crate::{UsageError, args};
+use crate::args::{self, UsageError};
 
 /// Address of a daemon, with the credentials for it.
 pub(crate) struct Remote {

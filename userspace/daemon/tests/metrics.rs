@@ -464,7 +464,7 @@ fn metrics_in(text: &str) -> Vec<(String, Vec<String>)> {
 #[test]
 fn dashboards_use_served_metrics() {
     /// Labels that the scraper adds.
-    const SCRAPER_LABELS: [&str; 3] = ["cluster", "instance", "job"];
+    const SCRAPER_LABELS: [&str; 4] = ["cluster", "instance", "job", "tenant"];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let served = served();
     let (mut faults, mut names) = (Vec::new(), 0);

@@ -33,7 +33,7 @@ use self::{feed::FeedUpdate, model::TopModel, replay::Player, terminal::ScreenSo
 use crate::{
     args::{OutputFormat, ReplayArgs, TopArgs},
     client::Server,
-    get,
+    workload_names,
 };
 
 /// Maximum number of pending updates; the stream waits when it is reached.
@@ -49,7 +49,7 @@ pub(crate) async fn run(
     let is_batch = is_batch(&args, format)?;
     let host = feed::connect(&server).await?;
     let key = match name {
-        Some(name) => Some(get::workload_key(&server, name).await?),
+        Some(name) => Some(workload_names::workload_key(&server, name).await?),
         None => None,
     };
     let mut model = TopModel::new(host.topology.clone(), host.version.clone(), Instant::now());
