@@ -94,8 +94,13 @@ fn values(group: &Value) -> Value {
         "startupTaint": { "enabled": true },
         "kubeletConfiguration": { "enabled": true },
         "ownNode": { "enabled": true },
-        "kubectl": { "image": { "registry": "localhost", "repository": "kubectl", "tag": "1" } },
+        "kubectl": kubectl_image(),
     })
+}
+
+/// Returns the image for the hooks and the test of the release.
+fn kubectl_image() -> Value {
+    json!({ "image": { "registry": "localhost", "repository": "kubectl", "tag": "1" } })
 }
 
 /// Returns the CPUs that each pod's cgroup may use, by the setting.
@@ -104,12 +109,12 @@ fn cpusets_of_pods(cluster: &Cluster) -> String {
     cluster.node.run(find).unwrap()
 }
 
-/// The chart is installed as the page begins, with `mode: try` and no other value: pods run, decisions are made, and nothing is written.
+/// The chart is installed as the page begins, with `mode: try`: pods run, decisions are made, and nothing is written.
 fn is_tried(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     kubectl.must(&["create", "namespace", "numaward"]);
     kubectl.must(&["label", "namespace", "numaward", "pod-security.kubernetes.io/enforce=privileged"]);
-    helm(cluster, "install", Some(&json!({ "mode": "try" })));
+    helm(cluster, "install", Some(&json!({ "mode": "try", "kubectl": kubectl_image() })));
     cluster.wait_for("numaward runs", || cluster.daemon());
     kubectl.must(&ROLLOUT);
     helm(cluster, "test", None);
