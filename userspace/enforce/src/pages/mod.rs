@@ -143,6 +143,16 @@ impl PagesMoved {
 /// Moves pages. Blocks until they are moved; `is_over` is called before each window, during longer pauses, and for each line that is
 /// read. If not all mappings are read in time, or not all cgroups can be searched, one page stands for the rest ([`PageOutcome::Skipped`]).
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
+    move_found_pages(proc, order, MAX_READ_TIME, is_over)
+}
+
+/// Moves pages, of each process those of the mappings that are found within `read_time`.
+fn move_found_pages(
+    proc: &Path,
+    order: &PageMove,
+    read_time: Duration,
+    is_over: impl Fn() -> bool,
+) -> PagesMoved {
     let mut run =
         MoveProgress { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -159,7 +169,7 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
             break;
         }
         let started = Instant::now();
-        let is_read_over = || started.elapsed() >= MAX_READ_TIME || is_over();
+        let is_read_over = || started.elapsed() >= read_time || is_over();
         let found = match mappings::on_node(&proc.join(process.to_string()), order.from, &is_read_over) {
             Ok(found) => found,
             Err(error) => {
@@ -486,10 +496,24 @@ mod tests {
         let maps = writer("maps", |at, name| format!("{at:x}-{:x} r--p 0 08:01 1 /{name}\n", at + 4096));
         let numa_maps =
             writer("numa_maps", |at, name| format!("{at:x} default file=/{name} mapped=1 N0=1\n"));
-        let moved = move_pages(proc.path(), &order(host.path(), 0, 1), || false);
+        let moved = move_found_pages(proc.path(), &order(host.path(), 0, 1), Duration::MAX, || false);
         let most = numa_maps.join().unwrap().max(maps.join().unwrap());
         assert!(most < start + CEILING, "{} KiB became {} KiB", start >> 10, most >> 10);
         assert_eq!(moved, PagesMoved::default(), "it has ended");
+    }
+
+    #[test]
+    fn reports_mappings_that_were_not_read_in_time() {
+        let (host, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // No process has this id.
+        let process = proc.path().join("2147483000");
+        fs::create_dir(&process).unwrap();
+        fs::write(host.path().join("cgroup.procs"), "2147483000\n").unwrap();
+        fs::write(process.join("maps"), "7f0000000000-7f0000001000 rw-p 0 0:0 0\n").unwrap();
+        fs::write(process.join("numa_maps"), "7f0000000000 default anon=1 N0=1\n").unwrap();
+        let moved = |read_time| move_found_pages(proc.path(), &order(host.path(), 0, 1), read_time, || false);
+        assert_eq!(moved(Duration::ZERO).obstacle(), Some(PageOutcome::Skipped));
+        assert_eq!(moved(Duration::MAX), PagesMoved::default(), "it has ended");
     }
 
     fn order(dir: &Path, from: u32, to: u32) -> PageMove {
