@@ -31,7 +31,6 @@ fn chart_is_installed_and_uninstalled() {
     let Some(mut cluster) = Cluster::start_with(nodes(MACHINE), more) else { return };
     cluster.come_up();
     import_kubectl(&cluster);
-    is_tried(&cluster);
     is_installed(&cluster);
     follows_its_group(&cluster);
     reports_static_kubelet(&cluster);
@@ -94,47 +93,18 @@ fn values(group: &Value) -> Value {
         "startupTaint": { "enabled": true },
         "kubeletConfiguration": { "enabled": true },
         "ownNode": { "enabled": true },
-        "kubectl": kubectl_image(),
+        "kubectl": { "image": { "registry": "localhost", "repository": "kubectl", "tag": "1" } },
     })
 }
 
-/// Returns the image for the hooks and the test of the release.
-fn kubectl_image() -> Value {
-    json!({ "image": { "registry": "localhost", "repository": "kubectl", "tag": "1" } })
-}
-
-/// Returns the CPUs that each pod's cgroup may use, by the setting.
-fn cpusets_of_pods(cluster: &Cluster) -> String {
-    let find = "find /sys/fs/cgroup/kubepods* -name cpuset.cpus -path '*pod*' -exec grep -H . {} + || true";
-    cluster.node.run(find).unwrap()
-}
-
-/// The chart is installed as the page begins, with `mode: try`: pods run, decisions are made, and nothing is written.
-fn is_tried(cluster: &Cluster) {
-    let kubectl = &cluster.kubectl;
-    kubectl.must(&["create", "namespace", "numaward"]);
-    kubectl.must(&["label", "namespace", "numaward", "pod-security.kubernetes.io/enforce=privileged"]);
-    helm(cluster, "install", Some(&json!({ "mode": "try", "kubectl": kubectl_image() })));
-    cluster.wait_for("numaward runs", || cluster.daemon());
-    kubectl.must(&ROLLOUT);
-    helm(cluster, "test", None);
-    cluster.run(&[pod("tried", &[container("main", &guaranteed(2, 64))])]);
-    let (_, url) = cluster.daemon().unwrap();
-    let allocations = cluster.ask(&url, "allocations").unwrap();
-    assert_eq!(allocations["enforcement"]["mode"], "dry-run", "{allocations:#}");
-    let held = &allocations["allocations"][0];
-    assert!(held["name"].to_string().contains("tried") && held["enforced"] == false, "{allocations:#}");
-    assert_eq!(cpusets_of_pods(cluster), "", "a dry run writes no cpuset");
-    kubectl.must(&["delete", "pod", "tried", "--timeout=10m"]);
-    cluster.step("the chart is tried");
-}
-
-/// The chart is upgraded to `mode: enforce`, numaward removes the taint of the node, and pods are placed.
+/// The chart is installed, numaward removes the taint of the node, and pods are placed.
 fn is_installed(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     kubectl.must(&["label", "node", node::NAME, "numaward.io/group=gpu"]);
     kubectl.must(&["taint", "node", node::NAME, &format!("{TAINT}=:NoSchedule")]);
-    helm(cluster, "upgrade", Some(&values(&json!({ "log": { "level": "info" } }))));
+    kubectl.must(&["create", "namespace", "numaward"]);
+    kubectl.must(&["label", "namespace", "numaward", "pod-security.kubernetes.io/enforce=privileged"]);
+    helm(cluster, "install", Some(&values(&json!({ "log": { "level": "info" } }))));
     cluster.wait_for("numaward runs", || cluster.daemon());
     kubectl.must(&ROLLOUT);
     cluster.wait_for("the node has no startup taint", || {

@@ -23,6 +23,8 @@ use crate::{
 
 /// Number of events that the daemon keeps.
 const MAX_KEPT_EVENTS: u16 = 1024;
+/// Maximum number of names of other workloads that are remembered.
+const MAX_UNRELATED_NAMES: usize = 4096;
 /// Number of listed events by default.
 pub(crate) const DEFAULT_LIMIT: u16 = 100;
 
@@ -56,14 +58,20 @@ impl EventNames {
 
     /// Returns true if a new event is selected. A name that was not seen before may belong to a workload that has
     /// started meanwhile.
-    async fn select_new(&mut self, server: &Server, event: &Event) -> Result<bool, ClientError> {
+    async fn select_new(&mut self, server: &Server, event: &Event) -> bool {
         if self.select(event) {
-            return Ok(true);
+            return true;
         }
-        if event.workload.as_ref().is_some_and(|name| self.unrelated.insert(name.clone())) {
-            self.all.append(&mut workload_names::fetch_event_names(server, &self.written).await?);
+        if self.unrelated.len() >= MAX_UNRELATED_NAMES {
+            self.unrelated.clear();
         }
-        Ok(self.select(event))
+        // A failed request must not end the stream: the known names still count.
+        if event.workload.as_ref().is_some_and(|name| self.unrelated.insert(name.clone()))
+            && let Ok(mut names) = workload_names::fetch_event_names(server, &self.written).await
+        {
+            self.all.append(&mut names);
+        }
+        self.select(event)
     }
 }
 
@@ -137,7 +145,7 @@ pub(crate) async fn follow(
         match message.kind.as_str() {
             "message" => {
                 let event: Event = serde_json::from_str(&message.data)?;
-                if filter.matches(&event) && names.select_new(server, &event).await? {
+                if filter.matches(&event) && names.select_new(server, &event).await {
                     print(&event, format)?;
                 }
             }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use numaward_topology::{Bytes, CpuSet, NodeSet};
+use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     NativeStrategy, accounts,
@@ -434,19 +434,12 @@ fn candidate(host: &HostModel, placement: &RankedPlacement) -> PlacementCandidat
 }
 
 impl NativeStrategy {
-    /// Returns the problem with permitted nodes that do not exist.
-    fn missing_nodes(&self, terms: &Terms) -> Option<String> {
-        let missing: NodeSet = terms.nodes.iter().filter(|node| !self.host.ids.contains(node)).collect();
-        match missing.len() {
-            0 => None,
-            1 => Some(format!("there is no node {missing}")),
-            _ => Some(format!("there are no nodes {missing}")),
-        }
-    }
-
     /// Returns the problem with a term that nothing on the machine meets, whatever is free.
-    fn unmet_term(&self, Terms { memory_tiers, cpu_kinds, .. }: &Terms) -> Option<String> {
+    fn unmet_term(&self, Terms { nodes, memory_tiers, cpu_kinds, .. }: &Terms) -> Option<String> {
         let host = &self.host;
+        if !nodes.is_empty() && !host.ids.iter().any(|&node| nodes.contains(node)) {
+            return Some(format!("there is no node {nodes}"));
+        }
         let tier = |at| placement_groups::memory_tier(host, &self.options.memory_tiers, at);
         if !memory_tiers.is_empty()
             && !(0..host.len()).filter_map(tier).any(|tier| memory_tiers.contains(&tier))
@@ -487,20 +480,11 @@ impl NativeStrategy {
             Ok(needs) => needs,
             Err(refusal) => return refuse(refusal, None, Explanation::default()),
         };
-        // Nodes of an owner that was admitted earlier may have been removed since.
-        if ledger.owner(&request.owner).is_none()
-            && let Some(problem) = self.missing_nodes(terms)
-        {
-            return refuse(PlacementRefusal::UnmetTerm(problem), None, Explanation::default());
-        }
         let (placed, explanation) = self.place(&next, &request.owner, &needs, terms, watch);
         let allocations = match placed {
             Ok(allocations) => allocations,
             Err((refusal, container)) => {
-                let refusal = self
-                    .missing_nodes(terms)
-                    .or_else(|| self.unmet_term(terms))
-                    .map_or(refusal, PlacementRefusal::UnmetTerm);
+                let refusal = self.unmet_term(terms).map_or(refusal, PlacementRefusal::UnmetTerm);
                 return refuse(refusal, container, explanation);
             }
         };
