@@ -8,7 +8,7 @@
 //! [`MAX_WORD`] bytes of each word and [`MAX_LINE`] bytes of each line are kept. The rest is read and dropped, so the
 //! words after a long name are still available.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead};
 
 /// The number of bytes that are kept of a word.
 const MAX_WORD: usize = 4 << 10;
@@ -21,13 +21,6 @@ const MAX_LINE: usize = 32 << 10;
 pub struct TruncatedLines<R> {
     input: R,
     line: Vec<u8>,
-}
-
-impl<R: Read> TruncatedLines<BufReader<R>> {
-    /// Returns true if the next line can be returned without reading from the file.
-    pub fn is_buffered(&self) -> bool {
-        self.input.buffer().contains(&b'\n')
-    }
 }
 
 impl<R: BufRead> TruncatedLines<R> {
@@ -91,23 +84,6 @@ mod tests {
             assert_eq!(lines(text, chunk), [&b"a  b=1 "[..], b"", b"\xff\xfe c", b" last"], "{chunk}");
         }
         assert!(lines(b"", 8).is_empty());
-    }
-
-    #[test]
-    fn whole_lines_are_buffered() {
-        let mut lines = TruncatedLines::new(BufReader::with_capacity(5, &b"a\nb\nc\nd"[..]));
-        let buffered: Vec<bool> = (0..4)
-            .map(|_| {
-                let is_buffered = lines.is_buffered();
-                lines.next_line().unwrap();
-                is_buffered
-            })
-            .collect();
-        assert_eq!(
-            buffered,
-            [false, true, false, false],
-            "after two lines, the buffer has a part of the third"
-        );
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(super) struct NodeMappings {
 }
 
 /// Returns the mappings of the process in the directory `process` that have pages on `node`, as far as they are read before `is_over`
-/// returns true. Pools of huge pages are not among them: they are preallocated and never move. `is_over` is called before each reading.
+/// returns true. Pools of huge pages are not among them: they are preallocated and never move. `is_over` is called for each line.
 ///
 /// # Errors
 ///
@@ -58,19 +58,21 @@ pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool)
     let mut ranges = MappingRanges { lines: open_lines(&process.join("maps"))?, last: None };
     let mut found = NodeMappings::default();
     // Both files are read together, so that mappings have an end although the time is over before the last one.
-    loop {
-        // One reading of the kernel's can take longer than the time that is left, and what it returned counts.
-        if !lines.is_buffered() && is_over() {
+    while let Some(line) = lines.next_line()? {
+        if is_over() {
             found.is_partial = true;
             break;
         }
-        let Some(line) = lines.next_line()? else { break };
         match mapping(&String::from_utf8_lossy(line), node) {
             Ok(Some(mut mapping)) if found.mappings.len() < MAX_MAPPINGS => {
-                // A mapping without an end has gone meanwhile.
-                if let Some(end) = ranges.end_of(mapping.addresses.start)? {
-                    mapping.addresses.end = end;
-                    found.mappings.push(mapping);
+                match ranges.end_of(mapping.addresses.start, is_over)? {
+                    Some(end) => {
+                        mapping.addresses.end = end;
+                        found.mappings.push(mapping);
+                    }
+                    None if is_over() => found.is_partial = true,
+                    // The mapping has gone meanwhile.
+                    None => {}
                 }
             }
             Ok(None) => {}
@@ -102,13 +104,13 @@ struct MappingRanges<R> {
 }
 
 impl<R: BufRead> MappingRanges<R> {
-    /// Returns the end of the mapping that begins at an address, which is not lower than those of earlier calls; `None` if there is no
-    /// such mapping.
-    fn end_of(&mut self, start: usize) -> io::Result<Option<usize>> {
+    /// Returns the end of the mapping that begins at an address, which is not lower than those of earlier calls. `None` if there is no
+    /// such mapping, or if `is_over` returns true.
+    fn end_of(&mut self, start: usize, is_over: &impl Fn() -> bool) -> io::Result<Option<usize>> {
         while self.last.is_none_or(|(last, _)| last < start) {
             match self.lines.next_line()? {
-                Some(line) => self.last = range(&String::from_utf8_lossy(line)).or(self.last),
-                None => return Ok(None),
+                Some(line) if !is_over() => self.last = range(&String::from_utf8_lossy(line)).or(self.last),
+                _ => return Ok(None),
             }
         }
         Ok(self.last.filter(|(last, end)| *last == start && *end > start).map(|(_, end)| end))
@@ -204,13 +206,12 @@ zzz default N0=1
         write("");
         assert!(read(0).mappings.is_empty(), "a mapping that is gone meanwhile");
         write(MAPS);
-        // The files are shorter than a buffer.
-        for (readings, mappings) in [(0_usize, 0), (1, 3), (2, 3)] {
-            let left = Cell::new(readings);
+        for (lines, mappings) in [(0_usize, 0), (1, 0), (2, 1), (5, 2), (9, 3), (10, 3)] {
+            let left = Cell::new(lines);
             let is_over = || left.replace(left.get().saturating_sub(1)) == 0;
             let found = on_node(process.path(), NodeId(0), &is_over).unwrap();
-            assert_eq!(found.mappings.len(), mappings, "what was read counts");
-            assert_eq!(found.is_partial, readings < 2, "{readings}");
+            assert_eq!(found.mappings.len(), mappings, "found in {lines} lines of both files");
+            assert_eq!(found.is_partial, lines < 10, "{lines}");
         }
     }
 

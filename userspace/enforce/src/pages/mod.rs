@@ -140,7 +140,8 @@ impl PagesMoved {
     }
 }
 
-/// Moves pages. Blocks until they are moved; `is_over` is called before each window, during longer pauses, and before each reading. If not all mappings are read in time, or not all cgroups can be searched, one page stands for the rest ([`PageOutcome::Skipped`]).
+/// Moves pages. Blocks until they are moved; `is_over` is called before each window, during longer pauses, and for each line that is
+/// read. If not all mappings are read in time, or not all cgroups can be searched, one page stands for the rest ([`PageOutcome::Skipped`]).
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
     move_found_pages(proc, order, MAX_READ_TIME, is_over)
 }
