@@ -48,7 +48,7 @@ pub(crate) fn test() -> Result<()> {
         bail!("mdbook: {}\n{said}", output.status);
     }
     let mut faults = unlisted(&docs)?;
-    faults.extend(wordy(root, &docs)?);
+    faults.extend(find_long_texts(root, &docs)?);
     let (links, wrong) = rendered(&made)?;
     faults.extend(wrong);
     for page in PAGES {
@@ -74,7 +74,7 @@ fn unlisted(docs: &Path) -> Result<Vec<String>> {
 }
 
 /// Returns messages about texts with more words than [`MAX_WORDS`].
-fn wordy(root: &Path, docs: &Path) -> Result<Vec<String>> {
+fn find_long_texts(root: &Path, docs: &Path) -> Result<Vec<String>> {
     let count = |path: PathBuf| -> Result<usize> {
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(text.split_whitespace().count())
@@ -85,8 +85,8 @@ fn wordy(root: &Path, docs: &Path) -> Result<Vec<String>> {
     let pages = targets(of_users).filter(|page| !REFERENCE.contains(page));
     let book = pages.map(|page| count(docs.join(page))).sum::<Result<usize>>()?;
     let counted = [("README.md", count(root.join("README.md"))?), ("the user's part of the book", book)];
-    let wordy = counted.into_iter().zip(MAX_WORDS).filter(|((_, words), most)| words > most);
-    Ok(wordy.map(|((name, words), most)| format!("{name} has {words} words, of at most {most}")).collect())
+    let long = counted.into_iter().zip(MAX_WORDS).filter(|((_, words), most)| words > most);
+    Ok(long.map(|((name, words), most)| format!("{name} has {words} words, of at most {most}")).collect())
 }
 
 /// Returns the number of links in the pages of the output, and messages about the broken ones.
@@ -208,10 +208,10 @@ mod tests {
             ),
             ("docs/a.md", &"word ".repeat(38_000)),
         ]);
-        let report = wordy(root.path(), &root.path().join("docs")).unwrap();
+        let report = find_long_texts(root.path(), &root.path().join("docs")).unwrap();
         assert_eq!(report, ["README.md has 1101 words, of at most 1100"]);
         fs::write(root.path().join("docs/a.md"), "word ".repeat(38_001)).unwrap();
-        let report = wordy(root.path(), &root.path().join("docs")).unwrap();
+        let report = find_long_texts(root.path(), &root.path().join("docs")).unwrap();
         assert_eq!(report[1..], ["the user's part of the book has 38001 words, of at most 38000"]);
     }
 

@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn state_is_the_daemons_verdict() {
+    fn state_names_broken_guarantee() {
         let held = Allocation {
             name: "guarded".to_owned(),
             cgroup: "/numaward/guarded".to_owned(),

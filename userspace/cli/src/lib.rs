@@ -304,7 +304,7 @@ fn local_server_for_change(connection: &ConnectionArgs) -> anyhow::Result<Server
     let server = server(connection)?;
     if matches!(server, Server::Remote(_)) {
         match runtime()?.block_on(server.check_changes_allowed()) {
-            // The command could not be made at a URL anyway.
+            // `local_server` reports that the command needs the daemon of this host.
             Ok(()) | Err(ClientError::Unreachable { .. }) => {}
             Err(refused) => return Err(refused.into()),
         }

@@ -285,7 +285,7 @@ fn cardinality() -> String {
          ```\n\n\
          Other series are still counted: the API, the page and the daemon's own alerts use them. The rules of \
          `dashboards/prometheus` need `numaward_promise_broken`, `numaward_promise_resident_bytes`, `numaward_numa_miss_bytes_total`, \
-         `numaward_oom_kills_total` and `numaward_budget_excess_bytes` of workloads.\n"
+         `numaward_oom_kills_total` and `numaward_budget_excess_bytes` of workloads; those of capacity `numaward_promised_bytes`, too.\n"
     )
 }
 
