@@ -35,7 +35,9 @@ fn finds_pages_accessed_remotely() {
     let (used, unused) = (bytes_on(&hot, 1, true), bytes_on(&hot, 1, false));
     assert!((12 * MIB..=20 * MIB).contains(&used), "{used} bytes are used: {report}");
     assert!((40 * MIB..=52 * MIB).contains(&unused), "{unused} bytes are not: {report}");
-    assert_eq!(bytes_on(&hot, 0, true), 0, "{report}");
+    // The pages that the program got before its policy, such as those of its thread, are on node 0.
+    let own = bytes_on(&hot, 0, true);
+    assert!(own < MIB / 16, "{own} bytes on node 0 are used: {report}");
     let first = &hot["areas"][0];
     assert!(first["remotePercent"].as_f64().unwrap() > 90.0, "{report}");
     let process = &hot["processes"][0];

@@ -94,7 +94,13 @@ impl Drop for TestSubtree {
     }
 }
 
+/// Removes a cgroup and those below it. Partitions end first: the kernel gives the CPUs of a removed one back only
+/// after `rmdir` has returned (`css_killed_work_fn` in kernel/cgroup/cgroup.c), and the next check needs them.
 fn remove(dir: &Path) -> std::io::Result<()> {
+    let partition = dir.join("cpuset.cpus.partition");
+    if partition.exists() {
+        fs::write(partition, "member")?;
+    }
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {

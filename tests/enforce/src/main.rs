@@ -6,7 +6,7 @@
 //!
 //! # Algorithm
 //! Each check creates cgroups below the root, applies and releases settings through the library, and reads the effect
-//! by itself: from cgroupfs and `/proc/PID/status`. It prints `ok NAME` or `FAILED NAME: REASON`.
+//! by itself: from cgroupfs and `/proc/PID/status`. It prints `ok NAME` or `FAILED: NAME: REASON`.
 //!
 //! Run it as root on a machine that can be discarded, with CPUs 0-3, nodes 0-1 and cgroup v2 at /sys/fs/cgroup. The
 //! checks of systemd run if it is the init.
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         match check() {
             Ok(said) => println!("ok {name}: {said} ({} ms)", started.elapsed().as_millis()),
             Err(error) => {
-                println!("FAILED {name}: {error:#}");
+                println!("FAILED: {name}: {error:#}");
                 failed += 1;
             }
         }
