@@ -196,7 +196,7 @@ fn floods_of_one_user_delay_no_other() {
         4,
         "a guarantee, a scrape, a repair and a release: {budget}"
     );
-    assert!(budget.contains("numaward_budget_moved_bytes_total{"), "{budget}");
+    assert!(budget.contains("numaward_budget_moved_bytes_total{outcome=\"moved\"} "), "{budget}");
     for section in ["stacks of 1", "stacks of 8"] {
         assert!(report.section(section).len() < 8 << 20, "{section}");
         let stacks = report.json(section);
