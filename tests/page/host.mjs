@@ -116,9 +116,9 @@ export class Host {
   intruded = false;
   intrudedCpu = 3;
   #intrusion = 0;
-  /** Who they are. */
   /** Call chains; none where they are off. */
   stacks = null;
+  /** The other tasks. */
   intruders = [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }];
   /** The memory that is guaranteed to the database, in bytes. */
   guaranteed = 8 * GIB;
@@ -231,6 +231,8 @@ export class Host {
   }
 
   #sample(full, workloads) {
+    const cpusOf = (name) => this.allocated().filter((of) => of.name === name).flatMap(({ cpus }) => numbers(cpus));
+    const isIntruded = (row) => this.intruded && cpusOf(row.workload).includes(this.intrudedCpu);
     return {
       atMillis: this.now(),
       full,
@@ -246,7 +248,7 @@ export class Host {
         workloadMicros: 0,
         hardInterrupts: 250,
       }))),
-      workloads,
+      workloads: workloads.map((row) => (isIntruded(row) ? { ...row, intrudedCpus: `${this.intrudedCpu}` } : row)),
       removed: [],
     };
   }

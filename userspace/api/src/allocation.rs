@@ -15,7 +15,7 @@ use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
 use super::{
-    enforcement::{Drift, Enforcement},
+    enforcement::{Drift, DriftState, Enforcement},
     placement::{Cpus, Placement},
 };
 
@@ -263,6 +263,13 @@ pub struct Allocation {
     pub explanation: Option<Explanation>,
 }
 
+impl Allocation {
+    /// Returns the drift of its own cgroup that is not repaired.
+    pub fn present_drift(&self) -> impl Iterator<Item = &Drift> {
+        self.drift.iter().filter(|drift| drift.state != DriftState::Repaired && drift.cgroup == self.cgroup)
+    }
+}
+
 /// Pages that were moved to the nodes of an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -415,6 +422,19 @@ pub struct Explanation {
     /// Further facts that influenced the decision, such as missing information.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// The nodes that the request names and the machine does not have, in the kernel's list format. The other named
+    /// nodes are used.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(examples("7"))]
+    pub absent_nodes: String,
+}
+
+impl Explanation {
+    /// Returns a sentence on the nodes that the machine does not have.
+    pub fn absent_nodes_note(&self) -> Option<String> {
+        let nodes = &self.absent_nodes;
+        (!nodes.is_empty()).then(|| format!("there is no node {nodes} here: the other nodes are used"))
+    }
 }
 
 /// A merge of topology hints.

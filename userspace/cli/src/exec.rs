@@ -65,6 +65,7 @@ pub(crate) async fn run(
         // The daemon releases the guarantee, as the connection is closed.
         Some(ReceivedSignal { signal, .. }) = signals.recv() => return Ok(signal_exit_code(signal)),
     };
+    warn_about_absent_nodes(&allocation);
     warn_about_shared_cpus(control, &allocation).await;
     let mut enter = process::Command::new("/proc/self/exe");
     enter.args(enter_arguments(request, &allocation)).arg("--").args(command);
@@ -199,6 +200,13 @@ fn memory_limit_warning(request: &api::AllocationRequest) -> Option<String> {
         "--memory {memory} also limits {name} to {memory} ({knob}): above that, the kernel reclaims its memory, and kills its \
          processes if that is not enough. --memory-limit sets a higher limit"
     ))
+}
+
+/// Warns of nodes that the request names and the machine does not have.
+pub(crate) fn warn_about_absent_nodes(allocation: &api::Allocation) {
+    if let Some(note) = allocation.explanation.as_ref().and_then(api::Explanation::absent_nodes_note) {
+        eprintln!("numaward: {}", text::clean(&note));
+    }
 }
 
 /// Warns if other processes can run on the exclusive CPUs of a guarantee.

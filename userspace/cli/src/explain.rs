@@ -193,10 +193,12 @@ fn render_explanation(explanation: &Explanation) -> String {
         let verdict = if merge.accepted { "accepted" } else { "not accepted" };
         let _ = writeln!(text, "\nResult: nodes {result}, {verdict} by the topology policy");
     }
-    if !explanation.notes.is_empty() {
+    let absent = explanation.absent_nodes_note();
+    let notes: Vec<&String> = absent.iter().chain(&explanation.notes).collect();
+    if !notes.is_empty() {
         text.push('\n');
     }
-    text.extend(explanation.notes.iter().map(|note| format!("Note: {note}\n")));
+    text.extend(notes.iter().map(|note| format!("Note: {note}\n")));
     text
 }
 

@@ -1,18 +1,18 @@
 //! `numaward get` and `numaward describe`: lists, and the details of one workload.
 
-use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc};
 
 use anyhow::bail;
 use numaward_api::{
-    Allocation, Allocations, Drift, DriftState, Event, EventKind, EventPage, Node, NodeCapacity, Nodes,
-    Target, Workload, WorkloadNode, Workloads,
+    Allocation, Allocations, Drift, DriftState, Event, EventPage, Node, NodeCapacity, Nodes, Target,
+    Workload, WorkloadNode, Workloads,
 };
-use numaward_config::{Interval, yaml};
+use numaward_config::yaml;
 use serde::Serialize;
 
 use crate::{
-    args::{EventFilterArgs, ListFormat, ListKind},
-    client::{ClientError, Server},
+    args::{ListFormat, ListKind},
+    client::Server,
     events::{self, EventNames},
     explain, residency,
     table::{columns, or_dash, row, seconds, setting, size, table},
@@ -130,62 +130,36 @@ fn select<T>(
     Ok(objects.into_iter().filter(is_selected).collect())
 }
 
-/// Time for which an event about intruders counts as recent: the daemon reports them once a minute at most, and looks
-/// for them every five seconds.
-const RECENT_INTRUSION: Duration = Duration::from_secs(70);
-/// Least time of foreign tasks in an event about intruders, in microseconds: 0.1 % of the five seconds. The events are
-/// about kernel threads, too, which break no guarantee.
-const MIN_INTRUDER_MICROS: u64 = 5_000;
-
 /// Broken guarantees, by the daemon's verdict.
 #[derive(Debug, Default)]
 struct Verdicts {
     /// Cgroups of workloads with memory off their guaranteed nodes.
     misplaced: BTreeSet<String>,
-    /// Names and cgroups of workloads with other tasks on their exclusive CPUs within the last minute.
+    /// Cgroups of workloads with other tasks on their exclusive CPUs within the last minute.
     intruded: BTreeSet<String>,
 }
 
 impl Verdicts {
     /// Fetches the verdicts. The guarantees are known without them.
     async fn fetch(server: &Server) -> Self {
-        let report = |subject: &str, error: ClientError| {
-            eprintln!("{}", clean_lines(&format!("numaward: {subject} is not shown: {error}")));
-        };
-        let workloads = server.get(WORKLOADS_PATH).await.unwrap_or_else(|error| {
-            report("memory off the guaranteed nodes", error);
-            Workloads { workloads: Vec::new() }
-        });
-        let filter = EventFilterArgs {
-            kind: Some(EventKind::Intruder.as_str().to_owned()),
-            since: Some(Interval(RECENT_INTRUSION)),
-            limit: None,
-            ..EventFilterArgs::latest(0)
-        };
-        let events = events::page(server, &filter, &EventNames::default()).await;
-        let events = events.map_or_else(
-            |error| {
-                report("the use of exclusive CPUs by other programs", error);
-                Vec::new()
-            },
-            |page| page.events,
-        );
-        Self::new(&workloads.workloads, &events)
+        match server.get::<Workloads>(WORKLOADS_PATH).await {
+            Ok(Workloads { workloads }) => Self::new(&workloads),
+            Err(error) => {
+                let message = format!("numaward: whether the guarantees hold is not known: {error}");
+                eprintln!("{}", clean_lines(&message));
+                Self::default()
+            }
+        }
     }
 
-    fn new(workloads: &[Workload], events: &[Event]) -> Self {
-        let is_broken = |of: &&Workload| of.residency.iter().any(|of| of.broken);
-        let misplaced = workloads.iter().filter(is_broken).filter_map(|of| of.cgroup.clone()).collect();
-        let is_by_tasks = |event: &&Event| {
-            let micros = event.details.get("taskMicros").and_then(|micros| micros.parse().ok());
-            event.kind == EventKind::Intruder && micros >= Some(MIN_INTRUDER_MICROS)
+    fn new(workloads: &[Workload]) -> Self {
+        let cgroups = |is_selected: fn(&&Workload) -> bool| {
+            workloads.iter().filter(is_selected).filter_map(|of| of.cgroup.clone()).collect()
         };
-        let mut intruded: BTreeSet<String> =
-            events.iter().filter(is_by_tasks).filter_map(|event| event.workload.clone()).collect();
-        let owners = workloads.iter().filter(|of| intruded.contains(&of.workload));
-        let cgroups: Vec<String> = owners.filter_map(|of| of.cgroup.clone()).collect();
-        intruded.extend(cgroups);
-        Self { misplaced, intruded }
+        Self {
+            misplaced: cgroups(|of| of.residency.iter().any(|of| of.broken)),
+            intruded: cgroups(|of| of.intruded_cpus.is_some()),
+        }
     }
 }
 
@@ -256,11 +230,8 @@ fn state(allocation: &Allocation, Verdicts { misplaced, intruded }: &Verdicts) -
         Allocation { stalled: true, .. } => "stalled",
         Allocation { missing: Some(_), .. } => "incomplete",
         Allocation { cgroup, .. } if misplaced.contains(cgroup) => "off its nodes",
-        Allocation { name, cgroup, cpus, .. }
-            if !cpus.is_empty() && (intruded.contains(name) || intruded.contains(cgroup)) =>
-        {
-            "intruders"
-        }
+        Allocation { cgroup, cpus, .. } if !cpus.is_empty() && intruded.contains(cgroup) => "intruders",
+        Allocation { .. } if allocation.present_drift().next().is_some() => "changed",
         _ => "held",
     }
 }
@@ -363,34 +334,26 @@ mod tests {
             ..Allocation::default()
         };
         let stopped = Allocation { stopped: true, ..held.clone() };
-        let workloads = |is_broken: bool| -> [Workload; 1] {
+        let shared = Allocation { cpus: String::new(), ..held.clone() };
+        let workload = |is_broken: bool, intruded_cpus: Option<&str>| -> Workload {
             let memory =
                 |bytes: u64| serde_json::json!({"anonBytes": bytes, "shmemBytes": 0, "fileBytes": 0});
             let residency =
                 serde_json::json!({"kind": "memory", "on": memory(1), "off": memory(1), "broken": is_broken});
             let workload = serde_json::json!({
                 "workload": "numaward/guarded", "kind": "command", "cgroup": held.cgroup, "counters": "none",
-                "nodes": [], "residency": [residency],
+                "nodes": [], "residency": [residency], "intrudedCpus": intruded_cpus,
             });
-            [serde_json::from_value(workload).unwrap()]
+            serde_json::from_value(workload).unwrap()
         };
-        let event = |name: &str, micros: u64| -> Event {
-            let event = serde_json::json!({
-                "id": 1, "time": "2026-01-01T07:08:09.000Z", "kind": "intruder", "severity": "warning",
-                "workload": name, "message": "", "details": {"taskMicros": micros.to_string()}, "suppressed": 0,
-            });
-            serde_json::from_value(event).unwrap()
-        };
-        let ran = 5_000;
-        for (allocation, is_broken, event, word) in [
-            (&held, false, event("numaward/other", ran), "held"),
-            (&held, false, event("numaward/guarded", ran), "intruders"),
-            (&held, false, event("guarded", ran), "intruders"),
-            (&held, false, event("guarded", ran - 1), "held"),
-            (&held, true, event("guarded", ran), "off its nodes"),
-            (&stopped, true, event("guarded", ran), "stopped"),
+        for (allocation, is_broken, intruded_cpus, word) in [
+            (&held, false, None, "held"),
+            (&held, false, Some("1"), "intruders"),
+            (&shared, false, Some("1"), "held"),
+            (&held, true, Some("1"), "off its nodes"),
+            (&stopped, true, Some("1"), "stopped"),
         ] {
-            let verdicts = Verdicts::new(&workloads(is_broken), &[event]);
+            let verdicts = Verdicts::new(&[workload(is_broken, intruded_cpus)]);
             assert_eq!(state(allocation, &verdicts), word, "{verdicts:?}");
         }
     }

@@ -501,6 +501,7 @@ fn guarantee(connection: &ConnectionArgs, args: GuaranteeArgs) -> anyhow::Result
         exec::warn_about_shared_cpus(&server, &allocation).await;
         Ok::<_, ClientError>(allocation)
     })?;
+    exec::warn_about_absent_nodes(&allocation);
     affinity::warn_about_bound_threads(&allocation);
     remapped_policy::warn_about_remapped_policy(&allocation);
     print(args.output, &allocation, explain::render_summary)

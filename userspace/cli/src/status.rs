@@ -407,6 +407,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                 hugepages: vec![],
             }],
             residency: Vec::new(),
+            intruded_cpus: None,
             pressure: None,
             oom_kills: None,
             tiering: None,

@@ -32,6 +32,8 @@ pub struct Explanation {
     pub offline_cpus: CpuSet,
     /// CPUs in cpuset partitions of other programs, if the request needs CPUs.
     pub partition_cpus: CpuSet,
+    /// Nodes that the terms name and the machine does not have.
+    pub absent_nodes: NodeSet,
 }
 
 /// One merge of hints.

@@ -728,6 +728,19 @@ fn refusal_names_term_that_nothing_meets() {
 }
 
 #[test]
+fn explanation_names_absent_nodes() {
+    let native = native(TopologyManagerPolicy::Restricted);
+    let mut terms = Terms { nodes: "1,7".parse().unwrap(), ..Terms::default() };
+    terms.preferences.preferred.insert("new".into(), "1,8".parse().unwrap());
+    let decision = decide(&native, &native.idle(), "new", (1, 1), &terms);
+    assert!(decision.outcome.is_ok());
+    assert_eq!(decision.explanation.absent_nodes.to_string(), "7-8");
+    let present = Terms { nodes: "1".parse().unwrap(), ..Terms::default() };
+    let decision = decide(&native, &native.idle(), "new", (1, 1), &present);
+    assert!(decision.explanation.absent_nodes.is_empty());
+}
+
+#[test]
 fn readmission_keeps_the_allocation() {
     let native = native(TopologyManagerPolicy::Restricted);
     let terms = Terms::default();

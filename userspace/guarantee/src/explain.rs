@@ -63,7 +63,7 @@ pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanati
     let notes = gave_up.into_iter().chain(cut_off).chain(in_use).chain(offline).chain(partitions);
     let searches = explanation.searches.iter().map(search);
     let merges = explanation.merges.iter().map(merge).chain(searches).collect();
-    api::Explanation { merges, notes: notes.collect() }
+    api::Explanation { merges, notes: notes.collect(), absent_nodes: explanation.absent_nodes.to_string() }
 }
 
 /// Returns a note if the search ended early, so that better candidates may exist.

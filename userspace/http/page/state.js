@@ -3,7 +3,7 @@
 // Samples come once a second over the stream: the first is complete, the later ones hold what changed. Counters
 // only grow; one that went back belongs to another workload, and its rate is not known for one sample. Rates that are
 // shown are means of the last five seconds, as in the charts: one second says too little of what comes in bursts.
-// Accesses between nodes and intruders are those of the last minute.
+// Accesses between nodes are those of the last minute.
 
 import { Recent, Trend } from "./chart.js";
 import { list } from "./format.js";
@@ -11,7 +11,7 @@ import { verdictOf } from "./verdict.js";
 
 /** Samples of a workload that are kept: five minutes. */
 const HISTORY = 300;
-/** For how long accesses and intruders count as recent, in milliseconds. */
+/** For how long accesses count as recent, in milliseconds. */
 const RECENT = 60_000;
 /** After so many samples the daemon has some history of a workload that is new. */
 const SOON = 10;
@@ -19,8 +19,6 @@ const SOON = 10;
 const LONGEST = 200;
 /** How often it is asked who runs on exclusive CPUs, in milliseconds. */
 const ASK = 5_000;
-/** The share of the time from which on others on an exclusive CPU are shown. */
-const INTRUDED = 0.001;
 
 export class State {
   topology = null;
@@ -47,8 +45,6 @@ export class State {
   #kept = new Set();
   /** Counts of accesses, from the last minute's begin on. */
   #matrices = [];
-  /** By exclusive CPU: its owner, how long others ran there, and when they were seen last. */
-  #others = new Map();
   /** When the last sample was taken, in milliseconds of the daemon's clock. */
   at = null;
   revision = null;
@@ -62,7 +58,7 @@ export class State {
     this.nodes = sample.nodes;
     for (const node of sample.nodes) this.#node(node, seconds);
     this.#sampled(sample);
-    this.#intruders(sample, seconds);
+    this.exclusiveCpus = sample.exclusiveCpus ?? [];
     const seen = sample.full ? new Set() : null;
     for (const fresh of sample.workloads) {
       const key = keyOf(fresh);
@@ -76,6 +72,8 @@ export class State {
       const changed = new Set(sample.workloads.map(keyOf));
       for (const [key, row] of this.workloads) if (!changed.has(key)) this.#settle(row, seconds);
     }
+    const intruded = [...this.workloads.values()].flatMap(({ workload }) => list(workload.intrudedCpus));
+    this.intruded = new Set(intruded);
     for (const row of this.workloads.values()) row.verdict = verdictOf(row, this);
     const stale = this.revision !== sample.promises;
     this.revision = sample.promises;
@@ -86,7 +84,6 @@ export class State {
     this.workloads.clear();
     this.nodeRates.clear();
     this.#matrices = [];
-    this.#others.clear();
     this.#kept.clear();
     this.at = null;
     this.revision = null;
@@ -104,20 +101,6 @@ export class State {
     for (const [cell, pages] of this.#matrices.at(-1).pages) {
       this.accesses.set(cell, Math.max(0, pages - (since.get(cell) ?? 0)));
     }
-  }
-
-  #intruders({ atMillis: at, exclusiveCpus = [] }, elapsed) {
-    this.exclusiveCpus = exclusiveCpus;
-    const others = new Map();
-    for (const cpu of exclusiveCpus) {
-      const micros = cpu.hostMicros + cpu.workloadMicros;
-      const before = this.#others.get(cpu.cpu);
-      const known = before?.owner === cpu.workload;
-      const ran = known && elapsed > 0 && micros - before.micros > elapsed * 1e6 * INTRUDED;
-      others.set(cpu.cpu, { owner: cpu.workload, micros, seen: ran ? at : (known ? before.seen : -Infinity) });
-    }
-    this.#others = others;
-    this.intruded = new Set([...others].filter(([, { seen }]) => at - seen < RECENT).map(([cpu]) => cpu));
   }
 
   #node({ node, allocated }, seconds) {
@@ -199,10 +182,9 @@ export class State {
     return this.#isAnswered && !this.areGuaranteesKnown && Boolean(row.totals.hasGuarantee);
   }
 
-  /** The workloads on whose exclusive CPUs others ran since it was last asked who. */
+  /** The workloads on whose exclusive CPUs others ran of late, if it was not just asked who. */
   toAsk() {
-    const ran = ({ allocation, who }) => list(allocation?.cpus).some((cpu) => this.#others.get(cpu)?.seen > (who?.at ?? -Infinity));
-    return [...this.workloads.values()].filter((row) => ran(row) && !(this.at - row.who?.at < ASK));
+    return [...this.workloads.values()].filter((row) => row.workload.intrudedCpus && !(this.at - row.who?.at < ASK));
   }
 
   /**

@@ -111,13 +111,15 @@ async fn refused_requests_name_their_cause() {
 async fn guarantee_is_found_by_each_of_its_names() {
     let (_host, _daemon, socket) = guaranteeing_daemon();
     let server = socket.to_str().unwrap();
-    let (code, said) =
-        run(server, &["guarantee", "/batch", "--cpus", "1", "--memory", "1Gi", "--name", "db"]);
-    assert_eq!(code, 0, "{said}");
+    let request = ["--cpus", "1", "--memory", "1Gi", "--node", "0,7", "--name", "db"];
+    let (code, said) = run(server, &[&["guarantee", "/batch"][..], &request].concat());
+    let absent = "there is no node 7 here: the other nodes are used\n";
+    assert!(code == 0 && said.contains(&format!("numaward: {absent}")), "{said}");
     for name in ["db", "batch", "/batch"] {
         for command in [&["get", "guarantees"][..], &["describe"], &["explain"]] {
             let (code, said) = run(server, &[command, &[name]].concat());
             assert!(code == 0 && said.contains("db"), "{command:?} {name}: {said}");
+            assert_eq!(command[0] != "get", said.contains(absent), "{command:?} {name}: {said}");
         }
     }
     assert_eq!(run(server, &["get", "guarantees", "batch", "-o", "name"]), (0, "db\n".to_owned()));

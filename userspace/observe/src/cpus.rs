@@ -9,12 +9,7 @@ use numaward_model::{
 use numaward_probes::{CpuUsage, IntruderClass, SlotId};
 use numaward_topology::CpuId;
 
-use crate::{
-    exclusive,
-    intrusions::{COMPARE_INTERVAL, intruder_key},
-    observer::Observer,
-    part::DaemonPart,
-};
+use crate::{exclusive, intrusions::intruder_key, observer::Observer, part::DaemonPart};
 
 /// Use of a CPU while it was exclusive.
 pub(crate) struct CpuUse {
@@ -75,21 +70,17 @@ fn find_intruders(observer: &Observer, now: Instant) -> Vec<EventReport> {
         (state.exclusive.owners.clone(), state.table.clone())
     };
     if owners.is_empty() {
-        probing.intrusions.last_compared = None;
+        probing.intrusions.clear();
+        observer.latest.publish_intruded_cpus(BTreeMap::new());
         return Vec::new();
     }
-    if probing
-        .intrusions
-        .last_compared
-        .is_some_and(|last_compared| now.duration_since(last_compared) < COMPARE_INTERVAL)
-    {
+    if !probing.intrusions.is_due(now) {
         return Vec::new();
     }
     let Some(used) = probing.cpu_use() else { return Vec::new() };
-    let first = probing.intrusions.last_compared.is_none();
     let (found, elapsed) = probing.intrusions.compare(&owners, used, now);
-    // Threads that ran before the CPUs became exclusive are moved away, so the first reading is only a baseline.
-    if first || found.is_empty() {
+    observer.latest.publish_intruded_cpus(probing.intrusions.intruded_cpus());
+    if found.is_empty() {
         return Vec::new();
     }
     let all = probing.intruders();

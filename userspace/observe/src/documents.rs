@@ -71,6 +71,7 @@ impl Observer {
     /// Returns the workloads with the figures of a reading.
     pub(crate) fn workloads_from(&self, read: &CounterReading) -> api::Workloads {
         let sampled = self.latest.sampled.borrow().clone();
+        let intruded = self.latest.intruded_cpus.borrow().clone();
         let CounterReading { counted, activity_counts, attached, .. } = read;
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let by_node = |allocated: Option<&NodeCounters>,
@@ -142,6 +143,7 @@ impl Observer {
                         }
                     }),
                     residency: residency(id),
+                    intruded_cpus: member.slot.and_then(|slot| intruded.get(&slot)).map(ToString::to_string),
                     ..row(name, member.kind, counters, nodes, member.pressure_stats)
                 });
             }
@@ -327,6 +329,7 @@ fn row(
         counters,
         nodes,
         residency: Vec::new(),
+        intruded_cpus: None,
         pressure: pressure_stats.pressure.map(|pressure| api::Pressure {
             waiting_micros: micros(pressure.waiting),
             stalled_micros: micros(pressure.stalled),

@@ -4,7 +4,8 @@
 //! While a CPU is exclusive, the time of each class of intruders is compared once per [`COMPARE_INTERVAL`] with the
 //! previous reading. It causes an event if foreign tasks ran for at least a [`TASK_SHARE_INVERSE`]th of the time, or
 //! kernel threads, some of which every CPU needs, for at least a [`KERNEL_THREAD_SHARE_INVERSE`]th. The event hub
-//! limits the events to one a minute.
+//! limits the events to one a minute. CPUs with foreign tasks count as intruded for a minute. The first reading of a CPU
+//! since it is exclusive to the workload is only a baseline: threads that ran there before are being moved away.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,6 +19,8 @@ use numaward_topology::{CpuId, CpuSet};
 
 /// Interval between two readings.
 pub(crate) const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
+/// Time for which a CPU counts as intruded after foreign tasks ran there.
+const INTRUDED_TIME: Duration = Duration::from_mins(1);
 /// Inverse of the share of the time from which an event is reported, for tasks and for kernel threads.
 const TASK_SHARE_INVERSE: u32 = 1000;
 const KERNEL_THREAD_SHARE_INVERSE: u32 = 20;
@@ -27,7 +30,10 @@ const MAX_NAMES_IN_EVENT: usize = 3;
 /// State at the last reading.
 #[derive(Debug, Default)]
 pub(crate) struct Intrusions {
-    pub(crate) last_compared: Option<Instant>,
+    last_compared: Option<Instant>,
+    owners: BTreeMap<CpuId, SlotId>,
+    /// Times at which foreign tasks were last seen on exclusive CPUs.
+    last_intruded: BTreeMap<CpuId, Instant>,
     used: BTreeMap<CpuId, CpuUsage>,
     /// Time of each intruder by name, when it was last needed.
     pub(crate) by_name: BTreeMap<IntruderKey, Duration>,
@@ -58,6 +64,8 @@ impl IntruderSummary {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intrusion {
     cpus: CpuSet,
+    /// CPUs on which processes of the host and of other workloads ran.
+    task_cpus: CpuSet,
     /// Time of processes of the host and of other workloads.
     tasks: Duration,
     kernel_threads: Duration,
@@ -119,6 +127,27 @@ impl Intrusion {
 }
 
 impl Intrusions {
+    /// Returns whether the interval since the previous reading has passed.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.last_compared.is_none_or(|last| now.duration_since(last) >= COMPARE_INTERVAL)
+    }
+
+    /// Forgets the previous reading, because no CPU is exclusive.
+    pub(crate) fn clear(&mut self) {
+        *self = Self { by_name: std::mem::take(&mut self.by_name), ..Self::default() };
+    }
+
+    /// Returns the intruded CPUs by their owners.
+    pub(crate) fn intruded_cpus(&self) -> BTreeMap<SlotId, CpuSet> {
+        let mut intruded: BTreeMap<SlotId, CpuSet> = BTreeMap::new();
+        for cpu in self.last_intruded.keys() {
+            if let Some(&owner) = self.owners.get(cpu) {
+                intruded.entry(owner).or_default().insert(*cpu);
+            }
+        }
+        intruded
+    }
+
     /// Compares with the previous reading. Returns the intrusions and the time between the readings.
     pub(crate) fn compare(
         &mut self,
@@ -130,6 +159,10 @@ impl Intrusions {
             self.last_compared.map_or(COMPARE_INTERVAL, |last_compared| now.duration_since(last_compared));
         let mut intrusions: BTreeMap<SlotId, Intrusion> = BTreeMap::new();
         for (&cpu, &owner) in owners {
+            if self.owners.get(&cpu) != Some(&owner) {
+                self.last_intruded.remove(&cpu);
+                continue;
+            }
             let Some(now) = used.get(&cpu) else { continue };
             let before = self.used.get(&cpu).copied().unwrap_or_default();
             let grown = |class| now.time_of(class).saturating_sub(before.time_of(class));
@@ -139,11 +172,18 @@ impl Intrusions {
             if !tasks.is_zero() || !kernel_threads.is_zero() {
                 intrusion.cpus.insert(cpu);
             }
+            if !tasks.is_zero() {
+                intrusion.task_cpus.insert(cpu);
+            }
             intrusion.tasks = intrusion.tasks.saturating_add(tasks);
             intrusion.kernel_threads = intrusion.kernel_threads.saturating_add(kernel_threads);
         }
         intrusions.retain(|_, intrusion| intrusion.is_worth_an_event(elapsed));
-        (self.last_compared, self.used) = (Some(now), used);
+        for intrusion in intrusions.values().filter(|intrusion| intrusion.is_by_tasks(elapsed)) {
+            self.last_intruded.extend(intrusion.task_cpus.iter().map(|cpu| (cpu, now)));
+        }
+        self.last_intruded.retain(|_, last| now.duration_since(*last) < INTRUDED_TIME);
+        (self.last_compared, self.owners, self.used) = (Some(now), owners.clone(), used);
         (intrusions, elapsed)
     }
 
@@ -219,6 +259,30 @@ mod tests {
         assert_eq!(look(6, 0, 0), None, "a counter that went back");
     }
 
+    #[test]
+    fn cpus_count_as_intruded_for_a_minute() {
+        let start = Instant::now();
+        let mut intrusions = Intrusions::default();
+        let mut look = |seconds, owned: &[u32], host, kernel_threads| {
+            let owners = owned.iter().map(|cpu| (CpuId(*cpu), slot())).collect();
+            let now = start + Duration::from_secs(seconds);
+            assert!(intrusions.is_due(now));
+            intrusions.compare(&owners, used(host, kernel_threads), now);
+            intrusions.intruded_cpus().remove(&slot()).map(|cpus| cpus.to_string())
+        };
+        assert_eq!(look(0, &[2, 3], 900, 0), None, "ran before the CPUs became exclusive");
+        assert_eq!(look(5, &[2, 3], 904, 4000), None, "less than a thousandth, and kernel threads");
+        assert_eq!(look(10, &[2, 3], 909, 4000), Some("2".to_owned()));
+        assert_eq!(look(65, &[2, 3], 909, 4000), Some("2".to_owned()));
+        assert_eq!(look(70, &[2, 3], 909, 4000), None);
+        assert_eq!(look(75, &[2, 3], 990, 4000), Some("2".to_owned()));
+        assert_eq!(look(80, &[3], 2990, 4000), None, "no longer exclusive");
+        assert_eq!(look(85, &[2, 3], 4990, 4000), None, "exclusive again, a baseline");
+        assert_eq!(look(90, &[2, 3], 5990, 4000), Some("2".to_owned()));
+        intrusions.clear();
+        assert_eq!(intrusions.intruded_cpus(), BTreeMap::new());
+    }
+
     fn intruder(command: &str, class: IntruderClass, millis: u64) -> Intruder {
         Intruder {
             owner: slot(),
@@ -232,7 +296,7 @@ mod tests {
 
     fn intrusion(cpus: &str, tasks: u64, kernel_threads: u64) -> Intrusion {
         let [tasks, kernel_threads] = [tasks, kernel_threads].map(Duration::from_millis);
-        Intrusion { cpus: cpus.parse().unwrap(), tasks, kernel_threads }
+        Intrusion { cpus: cpus.parse().unwrap(), task_cpus: CpuSet::default(), tasks, kernel_threads }
     }
 
     /// Returns the event for the intruders `now`, of which `before` were already known at the previous reading.

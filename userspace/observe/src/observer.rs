@@ -1,6 +1,7 @@
 //! The observer, which owns the state of this host.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     path::PathBuf,
     sync::Arc,
@@ -11,8 +12,8 @@ use numaward_api::{ContainerRuntime, ReservationOrigin};
 use numaward_cgroup::{CgroupPath, ContainerIdentity};
 use numaward_config::Config;
 use numaward_model::{Guarantees, error_chain, headroom::Headroom, port::CgroupListener};
-use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
-use numaward_topology::{Machine, sysfs};
+use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes, SlotId};
+use numaward_topology::{CpuSet, Machine, sysfs};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -42,6 +43,8 @@ pub(crate) struct Latest {
     pub(crate) sampled: watch::Sender<Arc<SamplingStates>>,
     /// Headroom of the nodes as last published by the guard.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
+    /// Exclusive CPUs on which other tasks ran within the last minute, by their owners.
+    pub(crate) intruded_cpus: watch::Sender<Arc<BTreeMap<SlotId, CpuSet>>>,
     /// Pages that the allocation probe has seen, in thousandths of those that the kernel has allocated.
     pub(crate) coverage_permille: watch::Sender<Option<u32>>,
     /// Origin of the reservations.
@@ -50,6 +53,16 @@ pub(crate) struct Latest {
 }
 
 impl Latest {
+    pub(crate) fn publish_intruded_cpus(&self, intruded: BTreeMap<SlotId, CpuSet>) {
+        self.intruded_cpus.send_if_modified(|latest| {
+            let is_new = **latest != intruded;
+            if is_new {
+                *latest = Arc::new(intruded);
+            }
+            is_new
+        });
+    }
+
     /// Publishes a headroom snapshot with the next sequence number.
     pub(crate) fn publish_headroom(&self, seen: Headroom) {
         self.headroom.send_modify(|headroom| {

@@ -124,6 +124,7 @@ mod tests {
             counters: Counters::Own,
             nodes: Vec::new(),
             residency: Vec::new(),
+            intruded_cpus: None,
             pressure: None,
             oom_kills: None,
             tiering: None,

@@ -362,7 +362,6 @@ mod tests {
             totals: Totals::default(),
             rates: None,
             history: VecDeque::new(),
-            is_intruded: false,
             allocation: Some(Arc::new(Allocation { name: "guarded".to_owned(), ..Allocation::default() })),
         };
         let line = intruders(&model, &found).unwrap();

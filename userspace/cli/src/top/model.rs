@@ -11,10 +11,10 @@ use std::{
 };
 
 use numaward_api::{
-    AllocatedBytes, Allocation, Allocations, Event, ExclusiveCpu, KindCapacity, Node, Sample, Status,
-    Topology, Trends, Version, Workload,
+    AllocatedBytes, Allocation, Allocations, DriftState, Event, KindCapacity, Node, Sample, Status, Topology,
+    Trends, Version, Workload,
 };
-use numaward_topology::{CpuId, CpuSet, NodeSet};
+use numaward_topology::NodeSet;
 use serde::Serialize;
 
 use super::feed::{FeedHost, FeedUpdate};
@@ -25,11 +25,6 @@ pub(crate) const MAX_HISTORY_SAMPLES: usize = 120;
 const MAX_EVENTS: usize = 200;
 /// Age from which the figures count as stale. Samples come each second.
 const STALE_AFTER: Duration = Duration::from_secs(5);
-
-/// Time for which the use of an exclusive CPU by other tasks counts as recent.
-const RECENT_MILLIS: u64 = 60_000;
-/// Time that other tasks may use an exclusive CPU, in microseconds per second: 0.1 %.
-const MAX_FOREIGN_MICROS: f64 = 1_000.0;
 
 /// User memory of a workload in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -121,8 +116,6 @@ pub(crate) struct WorkloadRow {
     /// Rates of earlier samples, latest last.
     pub(crate) history: VecDeque<Rates>,
     pub(crate) allocation: Option<Arc<Allocation>>,
-    /// True if other tasks ran on the exclusive CPUs within the last minute.
-    pub(crate) is_intruded: bool,
 }
 
 impl WorkloadRow {
@@ -151,21 +144,37 @@ impl WorkloadRow {
         self.allocation.as_ref().map_or(&self.workload.workload, |allocation| &allocation.name)
     }
 
+    /// Returns whether other tasks ran on its exclusive CPUs within the last minute.
+    pub(crate) fn is_intruded(&self) -> bool {
+        let has_cpus = self.allocation.as_ref().is_some_and(|allocation| !allocation.cpus.is_empty());
+        has_cpus && self.workload.intruded_cpus.is_some()
+    }
+
     /// Returns whether the daemon's events name the workload like this.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.workload.workload == name
             || self.allocation.as_ref().is_some_and(|allocation| allocation.name == name)
     }
 
-    /// Returns the rating: with a guarantee, the daemon's verdict about its memory, or [`Level::Bad`] if other tasks run on
-    /// its exclusive CPUs; otherwise that of the local share, which is never [`Level::Bad`].
+    /// Returns the rating of the guarantee, as the page of the daemon has it: broken if memory is off its nodes, if other
+    /// tasks run on its exclusive CPUs, if a knob differs and is not being repaired, or if the machine no longer has all
+    /// of it. Without a guarantee, that of the local share, which is never [`Level::Bad`].
     pub(crate) fn level(&self) -> Option<Level> {
-        if self.is_intruded {
-            return Some(Level::Bad);
+        if let Some(allocation) = &self.allocation {
+            let mut drift = allocation.present_drift().map(|drift| drift.state);
+            if self.is_intruded()
+                || allocation.missing.is_some()
+                || self.workload.residency.iter().any(|of| of.broken)
+                || drift.any(|state| state != DriftState::Waiting)
+            {
+                return Some(Level::Bad);
+            }
+            if allocation.stalled || allocation.present_drift().next().is_some() {
+                return Some(Level::Warn);
+            }
         }
         let share = self.local_share()?;
         Some(match self.guaranteed_nodes() {
-            Some(_) if self.workload.residency.iter().any(|of| of.broken) => Level::Bad,
             Some(_) => Level::Good,
             None if share >= 0.9 => Level::Good,
             None => Level::Warn,
@@ -190,17 +199,6 @@ fn rate(before: u64, now: u64, seconds: f64) -> Option<f64> {
     now.checked_sub(before).map(|grown| grown as f64 / seconds)
 }
 
-/// Use of an exclusive CPU by other tasks than those of its workload.
-#[derive(Debug)]
-struct ForeignUse {
-    /// Workload with exclusive use of the CPU.
-    owner: String,
-    /// Time of the other tasks since the CPU is exclusive.
-    micros: u64,
-    /// Time of the last sample at which they had run too long, in the daemon's clock.
-    seen_at: Option<u64>,
-}
-
 /// State of the host that is shown.
 #[derive(Debug)]
 pub(crate) struct TopModel {
@@ -210,8 +208,6 @@ pub(crate) struct TopModel {
     pub(crate) node_rates: BTreeMap<u32, NodeRates>,
     /// Workloads by [`Workload::key`].
     pub(crate) rows: BTreeMap<String, WorkloadRow>,
-    /// Use of the exclusive CPUs by other tasks.
-    cpu_use: BTreeMap<u32, ForeignUse>,
     pub(crate) allocations: Option<Allocations>,
     pub(crate) status: Option<Status>,
     /// Reasons of failed requests, by their subject.
@@ -257,7 +253,6 @@ impl TopModel {
             nodes: Vec::new(),
             node_rates: BTreeMap::new(),
             rows: BTreeMap::new(),
-            cpu_use: BTreeMap::new(),
             allocations: None,
             status: None,
             failures: BTreeMap::new(),
@@ -291,7 +286,6 @@ impl TopModel {
                 self.past = past;
                 (self.topology, self.version) = (topology, version);
                 (self.at_millis, self.samples, self.received_at, self.lost) = (None, 0, now, None);
-                self.cpu_use.clear();
                 for event in events {
                     self.add_event(event);
                 }
@@ -354,7 +348,6 @@ impl TopModel {
         self.samples += 1;
         self.lost = None;
         self.sample_nodes(sample.nodes, seconds);
-        self.sample_exclusive_cpus(sample.exclusive_cpus, sample.at_millis, seconds);
 
         let mut seen = BTreeSet::new();
         for workload in sample.workloads {
@@ -373,36 +366,6 @@ impl TopModel {
                 row.rates = row.totals.allocated.map(|_| Rates::default());
                 row.append_to_history();
             }
-        }
-        self.mark_intruded();
-    }
-
-    /// Compares the time of other tasks on exclusive CPUs with the previous sample. The page of the daemon does the same.
-    fn sample_exclusive_cpus(&mut self, cpus: Vec<ExclusiveCpu>, at_millis: u64, seconds: Option<f64>) {
-        let mut before = std::mem::take(&mut self.cpu_use);
-        for cpu in cpus {
-            let micros = cpu.host_micros.saturating_add(cpu.workload_micros);
-            let known = before.remove(&cpu.cpu).filter(|known| known.owner == cpu.workload);
-            let ran =
-                known.as_ref().zip(seconds).and_then(|(known, seconds)| rate(known.micros, micros, seconds));
-            let seen_at = if ran.is_some_and(|ran| ran > MAX_FOREIGN_MICROS) {
-                Some(at_millis)
-            } else {
-                known.and_then(|known| known.seen_at)
-            };
-            self.cpu_use.insert(cpu.cpu, ForeignUse { owner: cpu.workload, micros, seen_at });
-        }
-    }
-
-    /// Marks the workloads with other tasks on their exclusive CPUs within the last minute.
-    fn mark_intruded(&mut self) {
-        let at = self.at_millis.unwrap_or_default();
-        let is_recent = |seen: &u64| at.saturating_sub(*seen) < RECENT_MILLIS;
-        let recent = self.cpu_use.iter().filter(|(_, of)| of.seen_at.as_ref().is_some_and(is_recent));
-        let intruded: CpuSet = recent.map(|(cpu, _)| CpuId(*cpu)).collect();
-        for row in self.rows.values_mut() {
-            let cpus = row.allocation.as_ref().and_then(|allocation| allocation.cpus.parse::<CpuSet>().ok());
-            row.is_intruded = cpus.is_some_and(|cpus| cpus.iter().any(|cpu| intruded.contains(cpu)));
         }
     }
 
@@ -449,7 +412,6 @@ impl TopModel {
             totals: Totals::default(),
             rates: None,
             history: VecDeque::new(),
-            is_intruded: false,
         });
         let known = row.totals.allocated.zip(totals.allocated).zip(seconds);
         row.rates = known.and_then(|((before, now), seconds)| {
@@ -470,7 +432,6 @@ impl TopModel {
             row.allocation = find_allocation(Some(&allocations), &row.workload);
         }
         self.allocations = Some(allocations);
-        self.mark_intruded();
     }
 
     fn add_event(&mut self, event: Event) {
@@ -504,6 +465,7 @@ mod tests {
             counters: Counters::Own,
             nodes: Vec::new(),
             residency: Vec::new(),
+            intruded_cpus: None,
             pressure: None,
             oom_kills: None,
             tiering: None,
@@ -519,7 +481,6 @@ mod tests {
             rates: None,
             history: VecDeque::new(),
             allocation: None,
-            is_intruded: false,
         };
         for (local, remote, level) in
             [(0, 9, Level::Warn), (1, 99, Level::Warn), (89, 11, Level::Warn), (9, 1, Level::Good)]
@@ -550,7 +511,6 @@ mod tests {
             rates: None,
             history: VecDeque::new(),
             allocation: Some(Arc::new(Allocation { nodes: "0".to_owned(), ..Allocation::default() })),
-            is_intruded: false,
         };
         for (residency, share, level) in [
             (&[][..], None, None),
@@ -563,38 +523,38 @@ mod tests {
         }
     }
 
+    fn row_with(allocation: Allocation, workload: Workload) -> WorkloadRow {
+        let (totals, history) = (Totals::default(), VecDeque::new());
+        WorkloadRow { workload, totals, rates: None, history, allocation: Some(Arc::new(allocation)) }
+    }
+
     #[test]
-    fn intruders_break_guarantee_for_a_minute() {
-        let topology = Topology::from(&numaward_topology::Machine::default());
-        let now = Instant::now();
-        let mut model = TopModel::new(topology, Version::on("6.12"), now);
-        let allocation =
-            Allocation { cgroup: "/a".to_owned(), cpus: "2-3".to_owned(), ..Allocation::default() };
-        let allocations = Allocations { allocations: vec![Arc::new(allocation)], ..Allocations::default() };
-        model.take(FeedUpdate::Allocations(Ok(Box::new(allocations))), now);
-        for (at_millis, host_micros, level) in [
-            (1_000, 9_000, None),
-            (2_000, 9_900, None),
-            (3_000, 12_000, Some(Level::Bad)),
-            (62_000, 12_000, Some(Level::Bad)),
-            (63_000, 12_000, None),
+    fn intruders_break_guarantee_of_exclusive_cpus() {
+        for (cpus, intruded_cpus, level) in
+            [("2-3", Some("3"), Some(Level::Bad)), ("2-3", None, None), ("", Some("3"), None)]
+        {
+            let allocation = Allocation { cpus: cpus.to_owned(), ..Allocation::default() };
+            let intruded = Workload { intruded_cpus: intruded_cpus.map(str::to_owned), ..workload("/a") };
+            assert_eq!(row_with(allocation, intruded).level(), level, "{cpus:?} {intruded_cpus:?}");
+        }
+    }
+
+    #[test]
+    fn drift_breaks_guarantee_unless_it_is_repaired() {
+        for (cgroup, state, level) in [
+            ("/a", "repaired", None),
+            ("/a", "waiting", Some(Level::Warn)),
+            ("/a", "left", Some(Level::Bad)),
+            ("/a", "ineffective", Some(Level::Bad)),
+            ("/", "left", None),
         ] {
-            let cpu = serde_json::json!({
-                "cpu": 3, "workload": "a", "ownMicros": 0, "kernelThreadMicros": 1_u64 << 40,
-                "hostMicros": host_micros, "workloadMicros": 0,
+            let drift = serde_json::json!({
+                "cgroup": cgroup, "knob": "cpuset.cpus", "wanted": "2", "found": "0-3", "state": state, "count": 1,
+                "noticed": "write",
             });
-            let sample = Sample {
-                at_millis,
-                full: true,
-                guarantee_revision: 0,
-                nodes: Vec::new(),
-                accesses: None,
-                exclusive_cpus: vec![serde_json::from_value(cpu).unwrap()],
-                workloads: ["/a", "/b"].map(workload).to_vec(),
-                removed: Vec::new(),
-            };
-            model.take(FeedUpdate::Sample(Box::new(sample)), now);
-            assert_eq!((model.rows["/a"].level(), model.rows["/b"].level()), (level, None), "{at_millis}");
+            let drift = vec![serde_json::from_value(drift).unwrap()];
+            let allocation = Allocation { cgroup: "/a".to_owned(), drift, ..Allocation::default() };
+            assert_eq!(row_with(allocation, workload("/a")).level(), level, "{cgroup} {state}");
         }
     }
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use numaward_topology::{Bytes, CpuSet};
+use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     NativeStrategy, accounts,
@@ -434,6 +434,13 @@ fn candidate(host: &HostModel, placement: &RankedPlacement) -> PlacementCandidat
 }
 
 impl NativeStrategy {
+    /// Returns the nodes that the terms name and the machine does not have.
+    fn absent_nodes(&self, terms: &Terms) -> NodeSet {
+        let preferred = terms.preferences.preferred.values();
+        let named = preferred.fold(terms.nodes.clone(), |named, nodes| &named | nodes);
+        &named - &self.host.ids.iter().copied().collect::<NodeSet>()
+    }
+
     /// Returns the problem with a term that nothing on the machine meets, whatever is free.
     fn unmet_term(&self, Terms { nodes, memory_tiers, cpu_kinds, .. }: &Terms) -> Option<String> {
         let host = &self.host;
@@ -582,6 +589,7 @@ impl NativeStrategy {
             withheld,
             offline_cpus,
             partition_cpus,
+            absent_nodes: self.absent_nodes(terms),
             ..attempt.explanation()
         };
         if !placed {
