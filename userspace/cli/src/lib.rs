@@ -298,20 +298,6 @@ fn server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
     })
 }
 
-/// Returns the address of this host's daemon, for a command that makes a change. At a read-only URL, the daemon refuses
-/// it in the same words as other changes.
-fn local_server_for_change(connection: &ConnectionArgs) -> anyhow::Result<Server> {
-    let server = server(connection)?;
-    if matches!(server, Server::Remote(_)) {
-        match runtime()?.block_on(server.check_changes_allowed()) {
-            // `local_server` reports that the command needs the daemon of this host.
-            Ok(()) | Err(ClientError::Unreachable { .. }) => {}
-            Err(refused) => return Err(refused.into()),
-        }
-    }
-    local_server(connection)
-}
-
 /// Returns the address of this host's daemon. Fails if the arguments name a daemon by URL.
 fn local_server(connection: &ConnectionArgs) -> anyhow::Result<Server> {
     match server(connection)? {
@@ -458,7 +444,7 @@ fn default_name(command: &[OsString]) -> String {
 }
 
 fn exec(connection: &ConnectionArgs, args: ExecArgs) -> anyhow::Result<ExitCode> {
-    let server = local_server_for_change(connection)?;
+    let server = local_server(connection)?;
     let name = args.name.unwrap_or_else(|| default_name(&args.command));
     let request = allocation_request(name, api::Target::Exec, args.resources, &server)?;
     if args.dry_run {
@@ -792,7 +778,7 @@ fn recommend(connection: &ConnectionArgs, args: &RecommendArgs) -> anyhow::Resul
 }
 
 fn trial(connection: &ConnectionArgs, args: TrialArgs) -> anyhow::Result<ExitCode> {
-    let server = local_server_for_change(connection)?;
+    let server = local_server(connection)?;
     let request = request_for_target(args.target, None, args.resources, &server)?;
     exec::warn_about_memory_limit(&request);
     let benchmark = trial::Benchmark {
@@ -911,7 +897,7 @@ fn view_config(sources: &Sources, shows_origins: bool, output: ConfigFormat) -> 
 }
 
 fn reload(connection: &ConnectionArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let reloaded = runtime()?.block_on(local_server_for_change(connection)?.reload())?;
+    let reloaded = runtime()?.block_on(local_server(connection)?.reload())?;
     print(output, &reloaded, reload::render)
 }
 

@@ -2,10 +2,11 @@
 //!
 //! # Rules
 //! - A workload is observed for [`MIN_OBSERVED_SECONDS`] before it gets advice.
-//! - It should get a guarantee if at least [`MIN_REMOTE_PERCENT`] of its accesses, its allocations or its memory are on another node than
-//!   they should be, and it is not small.
+//! - It should get a guarantee if at least [`MIN_REMOTE_PERCENT`] of its accesses or its allocations are remote, or of its memory, seen
+//!   from where it runs, and it is not small.
 //! - The amounts are the peak plus a quarter. Workloads that keep less than half a CPU busy stay on the shared pool.
-//! - The node is the one with most of the workload's memory among those that have the amounts free. Larger gains come first.
+//! - The node is the one with most of the workload's memory, then with most of its CPU time, among those that have the amounts free.
+//!   Larger gains come first.
 
 use std::{
     cmp::Reverse,
@@ -43,6 +44,8 @@ const MEMORY_STEP: u64 = 64 << 20;
 /// Minimum number of sampled accesses, and of allocated bytes, for a share that means something.
 const MIN_SAMPLED_PAGES: u64 = 1000;
 const MIN_ALLOCATED: u64 = 64 << 20;
+/// Minimum CPU time, in microseconds, for a place where a workload runs.
+const MIN_CPU_MICROS: u64 = 10_000_000;
 
 /// Kind of a recommendation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -253,10 +256,11 @@ fn advise(
             format!("no node can give {needs}: several nodes need policy: best-effort, and their own test");
         return conclude(Advice::None, reason);
     }
-    let resident = residents(workload);
+    let (resident, ran) = (residents(workload), cpu_times(workload));
     let mut nodes: Vec<u32> =
         free.iter().filter(|(_, free)| amounts.fits(**free)).map(|(node, _)| *node).collect();
-    nodes.sort_by_key(|node| (Reverse(resident.get(node).copied().unwrap_or(0)), *node));
+    let of = |amounts: &BTreeMap<u32, u64>, node| Reverse(amounts.get(&node).copied().unwrap_or(0));
+    nodes.sort_by_key(|&node| (of(&resident, node), of(&ran, node), node));
     let Some((&node, guarantee)) =
         nodes.first().and_then(|node| Some((node, declare(usage, amounts, *node)?)))
     else {
@@ -337,8 +341,8 @@ fn compare(held: &Allocation, usage: &WorkloadUsage) -> String {
     reason.join("; ")
 }
 
-/// Returns the largest of the shares of remote accesses, of remote allocations, and of memory off the node with most of it, in percent;
-/// `None` if none is known.
+/// Returns the largest of the shares of remote accesses, of remote allocations, and of memory that is remote from where the workload
+/// runs, in percent; `None` if none is known.
 fn remote_percent(usage: &WorkloadUsage, workload: &Workload) -> Option<u64> {
     let share = |part: u64, rest: u64, least: u64| {
         let whole = part.saturating_add(rest);
@@ -354,11 +358,32 @@ fn remote_percent(usage: &WorkloadUsage, workload: &Workload) -> Option<u64> {
     });
     let estimated = activity.and_then(|of| of.estimated_remote_percent).map(u64::from);
     let allocated = usage.allocated.and_then(|of| share(of.remote_bytes, of.local_bytes, MIN_ALLOCATED));
-    let resident = residents(workload);
-    let most = resident.values().max().copied().unwrap_or(0);
-    let off = resident.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)).saturating_sub(most);
-    let spread = share(off, most, MIN_ALLOCATED);
-    [accesses.or(estimated), allocated, spread].into_iter().flatten().max()
+    [accesses.or(estimated), allocated, remote_memory_percent(workload)].into_iter().flatten().max()
+}
+
+/// Returns the share of its memory that is on another node than the CPU, in percent, if the workload accesses all of it alike: the mean
+/// over its CPU time by node. If too little CPU time is known, it counts as running on the node with most of the memory.
+fn remote_memory_percent(workload: &Workload) -> Option<u64> {
+    let (resident, mut ran) = (residents(workload), cpu_times(workload));
+    let total =
+        |amounts: &BTreeMap<u32, u64>| amounts.values().map(|&amount| u128::from(amount)).sum::<u128>();
+    let (memory, mut time) = (total(&resident), total(&ran));
+    if memory < u128::from(MIN_ALLOCATED) {
+        return None;
+    }
+    if time < u128::from(MIN_CPU_MICROS) {
+        let (&node, _) = resident.iter().max_by_key(|(_, bytes)| **bytes)?;
+        (ran, time) = (BTreeMap::from([(node, 1)]), 1);
+    }
+    let remote_to = |node| memory - u128::from(resident.get(node).copied().unwrap_or(0));
+    // The share of each node has a million parts, so that the products fit.
+    let parts = ran.iter().map(|(node, ran)| u128::from(*ran) * 1_000_000 / time * remote_to(node));
+    u64::try_from(parts.sum::<u128>() / 1_000_000 * 100 / memory).ok()
+}
+
+/// Returns the CPU time of a workload by node, in microseconds.
+fn cpu_times(workload: &Workload) -> BTreeMap<u32, u64> {
+    workload.nodes.iter().filter_map(|node| Some((node.node, node.cpu_micros?))).collect()
 }
 
 /// Returns the memory of a workload by node, without page cache.
@@ -659,6 +684,31 @@ mod tests {
         ];
         assert_eq!(summary(&recommended), expected);
         assert!(render_guarantees(&recommended).unwrap().ends_with("guarantees: []\n"));
+    }
+
+    #[test]
+    fn memory_is_remote_from_where_the_workload_runs() {
+        let percent = |memory: [u64; 2], seconds: [Option<u64>; 2]| {
+            let mut workload = workload("/a.service", "unit", memory);
+            for (node, seconds) in workload.nodes.iter_mut().zip(seconds) {
+                node.cpu_micros = seconds.map(|seconds| seconds * 1_000_000);
+            }
+            remote_memory_percent(&workload)
+        };
+        assert_eq!(percent([4 * GIB, 0], [Some(900), Some(0)]), Some(0));
+        assert_eq!(percent([4 * GIB, 0], [Some(0), Some(900)]), Some(100), "all of it on the other node");
+        assert_eq!(percent([4 * GIB, 0], [Some(450), Some(450)]), Some(50));
+        assert_eq!(percent([3 * GIB, GIB], [Some(900), Some(0)]), Some(25));
+        assert_eq!(percent([3 * GIB, GIB], [None, None]), Some(25), "no CPU time by node");
+        assert_eq!(percent([GIB, 3 * GIB], [Some(9), Some(0)]), Some(25), "too little CPU time");
+        assert_eq!(percent([GIB >> 6, 0], [Some(0), Some(900)]), None, "too little memory");
+        assert_eq!(percent([u64::MAX, 0], [Some(u64::MAX / 1_000_000), Some(0)]), Some(0));
+
+        // Without memory of its own on a node, the workload's node is the one where it runs.
+        let mut cpus = (usage("/b.service", 2000, GIB), workload("/b.service", "unit", [GIB, GIB]));
+        cpus.1.nodes[1].cpu_micros = Some(900_000_000);
+        let all = recommend(&observed(vec![cpus]));
+        assert_eq!((all[0].node, all[0].remote_percent), (Some(1), Some(50)), "{:?}", summary(&all));
     }
 
     /// PostgreSQL's buffers are shared memory.

@@ -328,8 +328,15 @@ fn read_only_address_refuses_changes() {
     for change in CHANGES.into_iter().chain([&["reload"][..]]) {
         let (code, said) = run(&address, change);
         let said = said.lines().last().unwrap();
-        let words = "numaward: this address is read-only; use the control socket (by default /run/numaward/control.sock) or \
-                     the address in control.listen";
+        let words = if matches!(change[0], "exec" | "trial" | "reload") {
+            &format!(
+                "numaward: --server {address}: this command requires the daemon of this host: give the path of its control \
+                 socket"
+            )
+        } else {
+            "numaward: this address is read-only; use the control socket (by default /run/numaward/control.sock) or the \
+             address in control.listen"
+        };
         assert_eq!((code, said), (failure_code(change), words), "{change:?}");
     }
     let nodes = ["get", "nodes", "-o", "name"];
