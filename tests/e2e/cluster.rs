@@ -413,13 +413,20 @@ fn pods_get_their_guarantees() {
     cluster.step("done");
 }
 
-/// With `deploy/overlays/try`, a pod gets an event with its would-be placement, and no knob is written.
+/// numaward is tried by kustomize, and removed.
 fn is_tried(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     let overlay = checkout("deploy/overlays/try").display().to_string();
     kubectl.must(&["apply", "--kustomize", &overlay]);
     cluster.wait_for("numaward runs", || cluster.daemon());
     kubectl.must(&ROLLOUT);
+    shows_dry_run(cluster);
+    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=30m"]);
+    cluster.step("numaward was tried");
+}
+
+/// With `try`, a pod gets an event with its would-be placement, and no knob is written.
+fn shows_dry_run(cluster: &Cluster) {
     let before = cluster.knobs().unwrap();
     cluster.run(&[pod("tried", &[container("main", &guaranteed(2, 64))])]);
     let message = cluster.wait_for("a pod has an event of a dry run", || {
@@ -432,8 +439,6 @@ fn is_tried(cluster: &Cluster) {
     assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");
     cluster.node.run("! [ -e /var/lib/numaward ] && ! [ -e /run/numaward ]").unwrap();
     cluster.delete(&["tried"]);
-    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=30m"]);
-    cluster.step("numaward was tried");
 }
 
 fn is_installed(cluster: &Cluster) {

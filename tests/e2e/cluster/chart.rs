@@ -1,4 +1,4 @@
-//! The chart, with Helm: `install`, `test`, `upgrade` and `uninstall`, a startup taint, the configuration of a group of nodes, a
+//! The chart, with Helm, as docs/kubernetes.md has it: `install`, `test`, `upgrade` and `uninstall`, a startup taint, the configuration of a group of nodes, a
 //! kubelet that gets static policies while numaward runs, and one with Memory `QoS`.
 
 use std::{
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     Cluster, MACHINE, ROLLOUT, SHARED, burstable, container, guaranteed, node, pod, run_two_and_three,
+    shows_dry_run,
 };
 use crate::{containerd::nodes, deploy::checkout};
 
@@ -31,7 +32,8 @@ fn chart_is_installed_and_uninstalled() {
     let Some(mut cluster) = Cluster::start_with(nodes(MACHINE), more) else { return };
     cluster.come_up();
     import_kubectl(&cluster);
-    is_installed(&cluster);
+    is_tried(&cluster);
+    enforces(&cluster);
     follows_its_group(&cluster);
     reports_static_kubelet(&cluster);
     protection_outlives_memory_qos(&cluster);
@@ -84,6 +86,11 @@ fn helm(cluster: &Cluster, action: &str, values: Option<&Value>) {
     cluster.step(&format!("helm {action} has ended"));
 }
 
+/// Returns the image of the hooks.
+fn hook_image() -> Value {
+    json!({ "image": { "registry": "localhost", "repository": "kubectl", "tag": "1" } })
+}
+
 /// Returns the values of the release with this configuration of the group `gpu`.
 fn values(group: &Value) -> Value {
     json!({
@@ -93,20 +100,37 @@ fn values(group: &Value) -> Value {
         "startupTaint": { "enabled": true },
         "kubeletConfiguration": { "enabled": true },
         "ownNode": { "enabled": true },
-        "kubectl": { "image": { "registry": "localhost", "repository": "kubectl", "tag": "1" } },
+        "kubectl": hook_image(),
     })
 }
 
-/// The chart is installed, numaward removes the taint of the node, and pods are placed.
-fn is_installed(cluster: &Cluster) {
+/// A new user's first commands: the chart is installed with `mode=try`.
+fn is_tried(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    kubectl.must(&["create", "namespace", "numaward"]);
+    kubectl.must(&["label", "namespace", "numaward", "pod-security.kubernetes.io/enforce=privileged"]);
+    helm(cluster, "install", Some(&json!({ "mode": "try", "kubectl": hook_image() })));
+    kubectl.must(&ROLLOUT);
+    helm(cluster, "test", None);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    for (command, words) in
+        [("status", "PROBE"), ("topology", "2 nodes"), ("explain --cpus 2 --memory 64Mi", "would hold CPUs ")]
+    {
+        let said = run_in_daemon(cluster, &format!("numaward {command}")).unwrap();
+        assert!(said.contains(words), "{command}: {said}");
+    }
+    shows_dry_run(cluster);
+    cluster.step("numaward was tried");
+}
+
+/// The release changes to `mode: enforce`. Its daemon removes the taint of the node, and pods are placed.
+fn enforces(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     kubectl.must(&["label", "node", node::NAME, "numaward.io/group=gpu"]);
     kubectl.must(&["taint", "node", node::NAME, &format!("{TAINT}=:NoSchedule")]);
-    kubectl.must(&["create", "namespace", "numaward"]);
-    kubectl.must(&["label", "namespace", "numaward", "pod-security.kubernetes.io/enforce=privileged"]);
-    helm(cluster, "install", Some(&values(&json!({ "log": { "level": "info" } }))));
-    cluster.wait_for("numaward runs", || cluster.daemon());
+    helm(cluster, "upgrade", Some(&values(&json!({ "log": { "level": "info" } }))));
     kubectl.must(&ROLLOUT);
+    cluster.wait_for("numaward runs", || cluster.daemon());
     cluster.wait_for("the node has no startup taint", || {
         let taints = kubectl.json(&["get", "node", node::NAME])?["spec"]["taints"].take();
         if taints.to_string().contains(TAINT) { Err(taints.to_string()) } else { Ok(()) }
@@ -132,12 +156,15 @@ fn degraded(cluster: &Cluster, part: &str) -> Result<Option<String>, String> {
     Ok(of_part.map(ToString::to_string))
 }
 
+/// Runs a command in the daemon's container. `kubectl exec` would have to reach the machine from outside.
+fn run_in_daemon(cluster: &Cluster, command: &str) -> Result<String, String> {
+    cluster.node.run(&format!("nsenter -t $(pidof numaward) -m env PATH=/usr/bin {command}"))
+}
+
 /// Returns the lines of `numaward config view --origins` in the daemon's container that contain a key.
 fn view(cluster: &Cluster, key: &str) -> Result<String, String> {
-    // Commands of `kubectl exec` would have to reach the machine from outside.
     let view = "numaward config view --config /etc/numaward/config.yaml --origins";
-    let enter = "nsenter -t $(pidof numaward) -m env PATH=/usr/bin";
-    cluster.node.run(&format!("{enter} {view} | grep {key}"))
+    run_in_daemon(cluster, &format!("{view} | grep {key}"))
 }
 
 /// A changed group of nodes replaces no daemon. What cannot change while the daemon runs is reported, and takes effect at its start.
