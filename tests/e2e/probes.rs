@@ -186,6 +186,12 @@ fn intruders(report: &ScriptReport) {
     assert_eq!(event["workload"], "numaward/owner", "{reported}");
     assert!(["host", "workload"].contains(&event["details"]["class"].as_str().unwrap()), "{reported}");
     assert_eq!(event["details"]["cpus"], cpu["cpu"].to_string(), "{reported}");
+    let workloads = report.json("intruded workloads")["workloads"].take();
+    let of = |name: &str| workloads.as_array().unwrap().iter().find(|of| of["workload"] == name).unwrap();
+    assert_eq!(of("numaward/owner")["intrudedCpus"], cpu["cpu"].to_string(), "{workloads}");
+    assert!(of("neighbour")["intrudedCpus"].is_null(), "{workloads}");
+    let owner = report.section("guarantees").lines().find(|line| line.starts_with("owner "));
+    assert!(owner.is_some_and(|line| line.ends_with("intruders")), "{report}");
 }
 
 /// The cost of the probes is reported.

@@ -241,6 +241,10 @@ kill -CONT $one $two
 _reported() { ask "/api/v1/events?kind=intruder" | grep -q 'numaward-load'; }
 wait_for 180 _reported
 ask "/api/v1/events?kind=intruder"
+section "intruded workloads"
+ask /api/v1/workloads
+section "guarantees"
+numaward get guarantees
 end $one $two
 end $exec
 stop first

@@ -300,7 +300,7 @@ test("a broken guarantee says who broke it", async (t) => {
   while (asked() === before) await new Promise((resolve) => setTimeout(resolve, 20));
   await chip(`broken: ${EVIL.slice(0, 15)} on CPU 3`);
   host.intruded = false;
-  for (let second = 0; second < 61; second += 1) host.tick();
+  host.tick();
   await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 guarantee kept"));
   assert.deepEqual(said, []);
 });
@@ -314,7 +314,8 @@ test("where several may have broken it, nobody is accused until it is known", as
   host.tick();
   const chip = (text) => page.waitForFunction((text) => document.querySelector("#rows [data-level=bad]")?.textContent === text, { timeout: 20_000 }, text);
   await chip("broken: others on CPU 3");
-  host.intruders[1].micros += 1000;
+  host.intruders[0].micros += 10;
+  host.intruders[1].micros += 100_000;
   for (let second = 0; second < 6; second += 1) host.tick();
   await chip("broken: backup on CPU 3");
 });

@@ -60,7 +60,7 @@ pub use self::{
     reload::{ChangedKey, Reload},
     sample::Sample,
     stacks::{CallStack, MAX_STACKS, StackKind, Stacks},
-    usage::{HourlyAllocations, Usage, UsageLevels, WorkloadUsage},
+    usage::{HourlyAllocations, NodeCpuUsage, Usage, UsageLevels, WorkloadUsage},
 };
 
 /// The version of numaward.
@@ -320,8 +320,9 @@ pub struct Workload {
     /// without a memory guarantee, and if it cannot be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residency: Vec<GuaranteeResidency>,
-    /// Those of its exclusive CPUs on which other tasks ran for at least 0.1 % of five seconds within the last minute, in
-    /// the kernel's list format; absent if there are none. Kernel threads do not count.
+    /// Those of its exclusive CPUs, and of their hidden siblings, on which other tasks ran for at least 0.1 % of five seconds
+    /// within the last minute, in the kernel's list format; absent if there are none, and if no probe watches them. Kernel
+    /// threads do not count.
     #[schema(examples("2-3"))]
     pub intruded_cpus: Option<String>,
     /// The time that its tasks waited for memory; absent if it cannot be read, or if other workloads are below this

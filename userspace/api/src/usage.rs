@@ -27,8 +27,21 @@ pub struct WorkloadUsage {
     pub cpu_millis: UsageLevels,
     /// Memory at a reading, without page cache that the kernel can drop at once; absent if it cannot be read.
     pub memory_bytes: Option<UsageLevels>,
+    /// The CPU time by node in the last half hour to hour, or since the daemon started; empty if it cannot be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cpu_by_node: Vec<NodeCpuUsage>,
     /// Memory that the workload allocated in the last hour; absent if it is not counted separately.
     pub allocated: Option<HourlyAllocations>,
+}
+
+/// The time for which a workload kept CPUs of a node busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeCpuUsage {
+    /// The node of the CPUs.
+    pub node: u32,
+    /// The time in microseconds.
+    pub micros: u64,
 }
 
 /// The distribution of a figure over the readings.

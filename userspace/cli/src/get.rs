@@ -227,11 +227,11 @@ fn state(allocation: &Allocation, Verdicts { misplaced, intruded }: &Verdicts) -
         Allocation { releasing: true, .. } => "releasing",
         Allocation { enforced: false, .. } => "not enforced",
         Allocation { stopped: true, .. } => "stopped",
-        Allocation { stalled: true, .. } => "stalled",
         Allocation { missing: Some(_), .. } => "incomplete",
         Allocation { cgroup, .. } if misplaced.contains(cgroup) => "off its nodes",
-        Allocation { cgroup, cpus, .. } if !cpus.is_empty() && intruded.contains(cgroup) => "intruders",
+        Allocation { cgroup, .. } if intruded.contains(cgroup) => "intruders",
         Allocation { .. } if allocation.present_drift().next().is_some() => "changed",
+        Allocation { stalled: true, .. } => "stalled",
         _ => "held",
     }
 }
@@ -334,7 +334,7 @@ mod tests {
             ..Allocation::default()
         };
         let stopped = Allocation { stopped: true, ..held.clone() };
-        let shared = Allocation { cpus: String::new(), ..held.clone() };
+        let stalled = Allocation { stalled: true, ..held.clone() };
         let workload = |is_broken: bool, intruded_cpus: Option<&str>| -> Workload {
             let memory =
                 |bytes: u64| serde_json::json!({"anonBytes": bytes, "shmemBytes": 0, "fileBytes": 0});
@@ -349,7 +349,8 @@ mod tests {
         for (allocation, is_broken, intruded_cpus, word) in [
             (&held, false, None, "held"),
             (&held, false, Some("1"), "intruders"),
-            (&shared, false, Some("1"), "held"),
+            (&stalled, false, None, "stalled"),
+            (&stalled, false, Some("1"), "intruders"),
             (&held, true, Some("1"), "off its nodes"),
             (&stopped, true, Some("1"), "stopped"),
         ] {

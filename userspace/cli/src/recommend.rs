@@ -2,8 +2,8 @@
 //!
 //! # Rules
 //! - A workload is observed for [`MIN_OBSERVED_SECONDS`] before it gets advice.
-//! - It should get a guarantee if at least [`MIN_REMOTE_PERCENT`] of its accesses or its allocations are remote, or of its memory, seen
-//!   from where it runs, and it is not small.
+//! - It should get a guarantee if at least [`MIN_REMOTE_PERCENT`] of its accesses or its allocations are remote, and it is not small. If
+//!   accesses are not measured, they count as spread over all of its memory, from where it ran.
 //! - The amounts are the peak plus a quarter. Workloads that keep less than half a CPU busy stay on the shared pool.
 //! - The node is the one with most of the workload's memory, then with most of its CPU time, among those that have the amounts free.
 //!   Larger gains come first.
@@ -256,7 +256,7 @@ fn advise(
             format!("no node can give {needs}: several nodes need policy: best-effort, and their own test");
         return conclude(Advice::None, reason);
     }
-    let (resident, ran) = (residents(workload), cpu_times(workload));
+    let (resident, ran) = (residents(workload), cpu_times(usage));
     let mut nodes: Vec<u32> =
         free.iter().filter(|(_, free)| amounts.fits(**free)).map(|(node, _)| *node).collect();
     let of = |amounts: &BTreeMap<u32, u64>, node| Reverse(amounts.get(&node).copied().unwrap_or(0));
@@ -341,8 +341,8 @@ fn compare(held: &Allocation, usage: &WorkloadUsage) -> String {
     reason.join("; ")
 }
 
-/// Returns the largest of the shares of remote accesses, of remote allocations, and of memory that is remote from where the workload
-/// runs, in percent; `None` if none is known.
+/// Returns the share of remote accesses, or that of remote allocations if it is larger, in percent; `None` if neither is known. If accesses
+/// are not measured, memory that is remote from where the workload runs counts instead.
 fn remote_percent(usage: &WorkloadUsage, workload: &Workload) -> Option<u64> {
     let share = |part: u64, rest: u64, least: u64| {
         let whole = part.saturating_add(rest);
@@ -358,13 +358,14 @@ fn remote_percent(usage: &WorkloadUsage, workload: &Workload) -> Option<u64> {
     });
     let estimated = activity.and_then(|of| of.estimated_remote_percent).map(u64::from);
     let allocated = usage.allocated.and_then(|of| share(of.remote_bytes, of.local_bytes, MIN_ALLOCATED));
-    [accesses.or(estimated), allocated, remote_memory_percent(workload)].into_iter().flatten().max()
+    let accesses = accesses.or(estimated).or_else(|| remote_memory_percent(usage, workload));
+    [accesses, allocated].into_iter().flatten().max()
 }
 
 /// Returns the share of its memory that is on another node than the CPU, in percent, if the workload accesses all of it alike: the mean
 /// over its CPU time by node. If too little CPU time is known, it counts as running on the node with most of the memory.
-fn remote_memory_percent(workload: &Workload) -> Option<u64> {
-    let (resident, mut ran) = (residents(workload), cpu_times(workload));
+fn remote_memory_percent(usage: &WorkloadUsage, workload: &Workload) -> Option<u64> {
+    let (resident, mut ran) = (residents(workload), cpu_times(usage));
     let total =
         |amounts: &BTreeMap<u32, u64>| amounts.values().map(|&amount| u128::from(amount)).sum::<u128>();
     let (memory, mut time) = (total(&resident), total(&ran));
@@ -382,8 +383,8 @@ fn remote_memory_percent(workload: &Workload) -> Option<u64> {
 }
 
 /// Returns the CPU time of a workload by node, in microseconds.
-fn cpu_times(workload: &Workload) -> BTreeMap<u32, u64> {
-    workload.nodes.iter().filter_map(|node| Some((node.node, node.cpu_micros?))).collect()
+fn cpu_times(usage: &WorkloadUsage) -> BTreeMap<u32, u64> {
+    usage.cpu_by_node.iter().map(|of| (of.node, of.micros)).collect()
 }
 
 /// Returns the memory of a workload by node, without page cache.
@@ -507,7 +508,8 @@ mod tests {
     };
 
     use numaward_api::{
-        Activity, HourlyAllocations, KindCapacity, NodeAccesses, NodeCapacity, PendingGuarantee, Resident,
+        Activity, HourlyAllocations, KindCapacity, NodeAccesses, NodeCapacity, NodeCpuUsage,
+        PendingGuarantee, Resident,
     };
     use numaward_config::{Sources, load};
     use numaward_topology::Machine;
@@ -527,6 +529,7 @@ mod tests {
             observed_seconds: 3600,
             cpu_millis: level(cpu_millis),
             memory_bytes: Some(level(memory)),
+            cpu_by_node: Vec::new(),
             allocated: Some(HourlyAllocations { local_bytes: GIB, remote_bytes: 0, missed_bytes: 0 }),
         }
     }
@@ -689,11 +692,12 @@ mod tests {
     #[test]
     fn memory_is_remote_from_where_the_workload_runs() {
         let percent = |memory: [u64; 2], seconds: [Option<u64>; 2]| {
-            let mut workload = workload("/a.service", "unit", memory);
-            for (node, seconds) in workload.nodes.iter_mut().zip(seconds) {
-                node.cpu_micros = seconds.map(|seconds| seconds * 1_000_000);
-            }
-            remote_memory_percent(&workload)
+            let on = |(node, seconds): (u32, Option<u64>)| {
+                seconds.map(|seconds| NodeCpuUsage { node, micros: seconds * 1_000_000 })
+            };
+            let cpu_by_node = (0..).zip(seconds).filter_map(on).collect();
+            let usage = WorkloadUsage { cpu_by_node, ..usage("/a.service", 1000, GIB) };
+            remote_memory_percent(&usage, &workload("/a.service", "unit", memory))
         };
         assert_eq!(percent([4 * GIB, 0], [Some(900), Some(0)]), Some(0));
         assert_eq!(percent([4 * GIB, 0], [Some(0), Some(900)]), Some(100), "all of it on the other node");
@@ -706,7 +710,7 @@ mod tests {
 
         // Without memory of its own on a node, the workload's node is the one where it runs.
         let mut cpus = (usage("/b.service", 2000, GIB), workload("/b.service", "unit", [GIB, GIB]));
-        cpus.1.nodes[1].cpu_micros = Some(900_000_000);
+        cpus.0.cpu_by_node = vec![NodeCpuUsage { node: 1, micros: 900_000_000 }];
         let all = recommend(&observed(vec![cpus]));
         assert_eq!((all[0].node, all[0].remote_percent), (Some(1), Some(50)), "{:?}", summary(&all));
     }

@@ -735,6 +735,9 @@ fn explanation_names_absent_nodes() {
     let decision = decide(&native, &native.idle(), "new", (1, 1), &terms);
     assert!(decision.outcome.is_ok());
     assert_eq!(decision.explanation.absent_nodes.to_string(), "7-8");
+    let none = Terms { nodes: "7".parse().unwrap(), ..Terms::default() };
+    let decision = decide(&native, &native.idle(), "new", (1, 1), &none);
+    assert!(decision.outcome.is_err() && decision.explanation.absent_nodes.is_empty(), "the refusal says it");
     let present = Terms { nodes: "1".parse().unwrap(), ..Terms::default() };
     let decision = decide(&native, &native.idle(), "new", (1, 1), &present);
     assert!(decision.explanation.absent_nodes.is_empty());

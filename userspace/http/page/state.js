@@ -184,12 +184,12 @@ export class State {
 
   /** The workloads on whose exclusive CPUs others ran of late, if it was not just asked who. */
   toAsk() {
-    return [...this.workloads.values()].filter((row) => row.workload.intrudedCpus && !(this.at - row.who?.at < ASK));
+    return [...this.workloads.values()].filter((row) => row.allocation && row.workload.intrudedCpus && !(this.at - row.who?.at < ASK));
   }
 
   /**
    * Takes in how long each task ran on the exclusive CPUs of a workload since they are counted, or null where that is not known. At
-   * fault are those who ran since it was last asked, the longest first; at first only one who is alone.
+   * fault are those who ran for 0.1 % of the time since it was last asked, the longest first; at first only one who is alone.
    */
   ran(row, intruders) {
     const { micros: before, names: known } = row.who ?? { micros: null, names: [] };
@@ -202,7 +202,9 @@ export class State {
       const name = of.workload ?? of.command;
       micros.set(name, (micros.get(name) ?? 0) + of.micros);
     }
-    const since = [...micros].map(([name, all]) => ({ name, grown: all - (before?.get(name) ?? 0) })).filter(({ grown }) => grown > 0);
+    // Less than 0.1 % of the time breaks no guarantee.
+    const least = before ? this.at - row.who.at : 0;
+    const since = [...micros].map(([name, all]) => ({ name, grown: all - (before?.get(name) ?? 0) })).filter(({ grown }) => grown > least);
     const names = since.sort((a, b) => b.grown - a.grown).map(({ name }) => name);
     row.who = { at: this.at, micros, names: names.length === 1 || (before && names.length > 0) ? names : known };
     row.verdict = verdictOf(row, this);

@@ -27,8 +27,7 @@ export function verdictOf(row, state) {
     return { level: null, word: Number.isNaN(share) ? "–" : `${percent(share)} local`, reasons: [] };
   }
   let culprit = null;
-  const held = list(allocation.cpus);
-  const intruded = list(workload.intrudedCpus).filter((cpu) => held.includes(cpu));
+  const intruded = list(workload.intrudedCpus);
   if (intruded.length > 0) {
     const cpus = `${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")}`;
     const [most, ...others] = row.who?.names ?? [];

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use numaward_cgroup::CgroupId;
 use numaward_model::{
     EventReport,
     snapshot::{CpuFigures, InterruptFigures},
@@ -9,7 +10,13 @@ use numaward_model::{
 use numaward_probes::{CpuUsage, IntruderClass, SlotId};
 use numaward_topology::CpuId;
 
-use crate::{exclusive, intrusions::intruder_key, observer::Observer, part::DaemonPart};
+use crate::{
+    exclusive,
+    intrusions::{CpuOwner, intruder_key},
+    observer::Observer,
+    part::DaemonPart,
+    probing::Probing,
+};
 
 /// Use of a CPU while it was exclusive.
 pub(crate) struct CpuUse {
@@ -63,23 +70,24 @@ pub(crate) fn cpu_figures(observer: &Observer) -> Vec<(CpuId, CpuFigures)> {
 }
 
 /// Compares the use of exclusive CPUs with the previous reading, if the interval has passed.
-fn find_intruders(observer: &Observer, now: Instant) -> Vec<EventReport> {
-    let mut probing = observer.registry.probing();
+fn find_intruders(observer: &Observer, probing: &mut Probing, now: Instant) -> Vec<EventReport> {
     let (owners, table) = {
         let state = observer.registry.lock();
         (state.exclusive.owners.clone(), state.table.clone())
     };
     if owners.is_empty() {
         probing.intrusions.clear();
-        observer.latest.publish_intruded_cpus(BTreeMap::new());
         return Vec::new();
     }
     if !probing.intrusions.is_due(now) {
         return Vec::new();
     }
     let Some(used) = probing.cpu_use() else { return Vec::new() };
-    let (found, elapsed) = probing.intrusions.compare(&owners, used, now);
-    observer.latest.publish_intruded_cpus(probing.intrusions.intruded_cpus());
+    let ids: BTreeMap<SlotId, CgroupId> =
+        table.members().filter_map(|(id, member)| Some((member.slot?, id))).collect();
+    let owner = |(cpu, slot)| Some((cpu, CpuOwner { slot, id: *ids.get(&slot)? }));
+    let owners = owners.into_iter().filter_map(owner).collect();
+    let (found, elapsed) = probing.intrusions.compare(owners, used, now);
     if found.is_empty() {
         return Vec::new();
     }
@@ -87,7 +95,7 @@ fn find_intruders(observer: &Observer, now: Instant) -> Vec<EventReport> {
     let reports = found.iter().filter_map(|(&owner, intrusion)| {
         let name = table.name_of_slot(owner)?;
         let name_of = |slot| table.name_of_slot(slot).map(ToString::to_string);
-        let seen = probing.intrusions.recent_intruders(owner, &all, intrusion.is_by_tasks(elapsed), name_of);
+        let seen = probing.intrusions.recent_intruders(owner, &all, intrusion.is_by_tasks, name_of);
         Some(intrusion.report(elapsed, name, &seen).workload(name.clone()))
     });
     let reports = reports.collect();
@@ -97,7 +105,13 @@ fn find_intruders(observer: &Observer, now: Instant) -> Vec<EventReport> {
 
 /// Reports intruders on exclusive CPUs, if the interval has passed.
 pub(crate) fn report_intruders(observer: &Observer) {
-    for report in find_intruders(observer, Instant::now()) {
+    let now = Instant::now();
+    let (reports, intruded) = {
+        let mut probing = observer.registry.probing();
+        (find_intruders(observer, &mut probing, now), probing.intrusions.intruded_cpus(now))
+    };
+    observer.latest.publish_intruded_cpus(intruded);
+    for report in reports {
         observer.events.report(report);
     }
 }

@@ -15,7 +15,7 @@ use numaward_topology::{NodeId, ZoneKind};
 use crate::{
     activity::{self, micros},
     cpus::{self, CpuUse},
-    hugepages,
+    history_worker, hugepages,
     naming::OTHER,
     observer::Observer,
     probe_costs::ProbeReadings,
@@ -143,7 +143,7 @@ impl Observer {
                         }
                     }),
                     residency: residency(id),
-                    intruded_cpus: member.slot.and_then(|slot| intruded.get(&slot)).map(ToString::to_string),
+                    intruded_cpus: intruded.get(&id).map(ToString::to_string),
                     ..row(name, member.kind, counters, nodes, member.pressure_stats)
                 });
             }
@@ -234,9 +234,13 @@ impl Observer {
 
     /// Returns the CPU time and memory that workloads used in the last hour.
     pub fn usage(&self) -> api::Usage {
+        let table = self.registry.lock().table.clone();
+        let cpu_times = history_worker::cpu_times_by_node(self, &table).unwrap_or_default();
         let past = self.past.lock();
         let mut workloads = past.usage.workloads();
+        let mut cpu_by_node = past.usage.cpu_by_node(&cpu_times);
         for usage in &mut workloads {
+            usage.cpu_by_node = cpu_by_node.remove(&usage.cgroup).unwrap_or_default();
             usage.allocated = past.history.hourly(&usage.cgroup);
         }
         api::Usage { workloads }

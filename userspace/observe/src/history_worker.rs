@@ -7,7 +7,7 @@ use std::{
 
 use numaward_cgroup::read;
 use numaward_model::health;
-use numaward_probes::{Activity, NodeCounters};
+use numaward_probes::{Activity, NodeCounters, SlotId};
 use rustix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +17,8 @@ use crate::{
     naming::OTHER,
     observer::Observer,
     page_size::PageSize,
-    usage::{UsageCounters, UsageTarget},
+    table::Table,
+    usage::{CpuTimesByNode, UsageCounters, UsageTarget},
 };
 
 /// Takes samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -87,6 +88,14 @@ fn sample_history(observer: &Observer, coverage: &mut CoverageWindow) {
     observer.past.lock().history.add_sample(at, nodes, members.chain(other));
 }
 
+/// Reads the CPU time of all workloads by node; `None` if the kernel's account cannot be read.
+pub(crate) fn cpu_times_by_node(observer: &Observer, table: &Table<SlotId>) -> Option<CpuTimesByNode> {
+    let machine = observer.machine();
+    let times = observer.registry.cpu_times.read(table, &machine, &observer.health)?;
+    let of = |id| machine.nodes.keys().map(|&node| (node, times.of_member(id, node))).collect();
+    Some(table.members().map(|(id, _)| (id, of(id))).collect())
+}
+
 /// Reads the CPU time and memory of the workloads that are due.
 fn sample_usage(observer: &Observer) {
     let Some((hierarchy, table, _)) = observer.registry.placed() else { return };
@@ -97,6 +106,12 @@ fn sample_usage(observer: &Observer) {
             name: name.to_string(),
         })
     });
+    let now = Instant::now();
+    if observer.past.lock().usage.is_window_due(now)
+        && let Some(times) = cpu_times_by_node(observer, &table)
+    {
+        observer.past.lock().usage.start_window(now, times);
+    }
     let due = observer.past.lock().usage.take_due(Instant::now(), present.collect());
     for target in due {
         let dir = hierarchy.dir(&target.path);

@@ -2,7 +2,7 @@
 //!
 //! # Algorithm
 //! While a CPU is exclusive, the time of each class of intruders is compared once per [`COMPARE_INTERVAL`] with the
-//! previous reading. It causes an event if foreign tasks ran for at least a [`TASK_SHARE_INVERSE`]th of the time, or
+//! previous reading. It causes an event if foreign tasks ran on a CPU for at least a [`TASK_SHARE_INVERSE`]th of the time, or
 //! kernel threads, some of which every CPU needs, for at least a [`KERNEL_THREAD_SHARE_INVERSE`]th. The event hub
 //! limits the events to one a minute. CPUs with foreign tasks count as intruded for a minute. The first reading of a CPU
 //! since it is exclusive to the workload is only a baseline: threads that ran there before are being moved away.
@@ -13,6 +13,7 @@ use std::{
 };
 
 use numaward_api::EventKind;
+use numaward_cgroup::CgroupId;
 use numaward_model::EventReport;
 use numaward_probes::{CpuUsage, Intruder, IntruderClass, SlotId};
 use numaward_topology::{CpuId, CpuSet};
@@ -21,7 +22,7 @@ use numaward_topology::{CpuId, CpuSet};
 pub(crate) const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
 /// Time for which a CPU counts as intruded after foreign tasks ran there.
 const INTRUDED_TIME: Duration = Duration::from_mins(1);
-/// Inverse of the share of the time from which an event is reported, for tasks and for kernel threads.
+/// Inverse of the share of the time from which an event is reported, for tasks on one CPU and for kernel threads on all.
 const TASK_SHARE_INVERSE: u32 = 1000;
 const KERNEL_THREAD_SHARE_INVERSE: u32 = 20;
 /// Most names of intruders in an event.
@@ -31,7 +32,7 @@ const MAX_NAMES_IN_EVENT: usize = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Intrusions {
     last_compared: Option<Instant>,
-    owners: BTreeMap<CpuId, SlotId>,
+    owners: BTreeMap<CpuId, CpuOwner>,
     /// Times at which foreign tasks were last seen on exclusive CPUs.
     last_intruded: BTreeMap<CpuId, Instant>,
     used: BTreeMap<CpuId, CpuUsage>,
@@ -40,6 +41,13 @@ pub(crate) struct Intrusions {
 }
 
 pub(crate) type IntruderKey = (SlotId, IntruderClass, Option<SlotId>, String);
+
+/// A workload with exclusive CPUs. A slot may be assigned to another workload between two readings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CpuOwner {
+    pub(crate) slot: SlotId,
+    pub(crate) id: CgroupId,
+}
 
 /// An intruder that ran on exclusive CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,8 +72,8 @@ impl IntruderSummary {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intrusion {
     cpus: CpuSet,
-    /// CPUs on which processes of the host and of other workloads ran.
-    task_cpus: CpuSet,
+    /// True if tasks ran long enough on one of the CPUs. Kernel threads have lower priority, because every CPU has some.
+    pub(crate) is_by_tasks: bool,
     /// Time of processes of the host and of other workloads.
     tasks: Duration,
     kernel_threads: Duration,
@@ -73,13 +81,7 @@ pub(crate) struct Intrusion {
 
 impl Intrusion {
     fn is_worth_an_event(&self, elapsed: Duration) -> bool {
-        self.is_by_tasks(elapsed) || self.kernel_threads * KERNEL_THREAD_SHARE_INVERSE >= elapsed
-    }
-
-    /// Returns whether tasks ran long enough for an event. Kernel threads have lower priority, because every CPU has
-    /// some.
-    pub(crate) fn is_by_tasks(&self, elapsed: Duration) -> bool {
-        self.tasks * TASK_SHARE_INVERSE >= elapsed
+        self.is_by_tasks || self.kernel_threads * KERNEL_THREAD_SHARE_INVERSE >= elapsed
     }
 
     /// Creates the event of `owner`. It begins with the intruders, because long lines are often cut.
@@ -89,7 +91,7 @@ impl Intrusion {
         owner: &str,
         intruders: &[IntruderSummary],
     ) -> EventReport {
-        let is_by_tasks = self.is_by_tasks(elapsed);
+        let is_by_tasks = self.is_by_tasks;
         let time = if is_by_tasks { self.tasks } else { self.kernel_threads };
         let tasks = intruders
             .iter()
@@ -137,12 +139,14 @@ impl Intrusions {
         *self = Self { by_name: std::mem::take(&mut self.by_name), ..Self::default() };
     }
 
-    /// Returns the intruded CPUs by their owners.
-    pub(crate) fn intruded_cpus(&self) -> BTreeMap<SlotId, CpuSet> {
-        let mut intruded: BTreeMap<SlotId, CpuSet> = BTreeMap::new();
-        for cpu in self.last_intruded.keys() {
-            if let Some(&owner) = self.owners.get(cpu) {
-                intruded.entry(owner).or_default().insert(*cpu);
+    /// Returns the intruded CPUs by the cgroups of their owners.
+    pub(crate) fn intruded_cpus(&self, now: Instant) -> BTreeMap<CgroupId, CpuSet> {
+        let mut intruded: BTreeMap<CgroupId, CpuSet> = BTreeMap::new();
+        for (cpu, last) in &self.last_intruded {
+            if let Some(owner) = self.owners.get(cpu)
+                && now.duration_since(*last) < INTRUDED_TIME
+            {
+                intruded.entry(owner.id).or_default().insert(*cpu);
             }
         }
         intruded
@@ -151,14 +155,15 @@ impl Intrusions {
     /// Compares with the previous reading. Returns the intrusions and the time between the readings.
     pub(crate) fn compare(
         &mut self,
-        owners: &BTreeMap<CpuId, SlotId>,
+        owners: BTreeMap<CpuId, CpuOwner>,
         used: BTreeMap<CpuId, CpuUsage>,
-        now: Instant,
+        instant: Instant,
     ) -> (BTreeMap<SlotId, Intrusion>, Duration) {
-        let elapsed =
-            self.last_compared.map_or(COMPARE_INTERVAL, |last_compared| now.duration_since(last_compared));
+        let elapsed = self
+            .last_compared
+            .map_or(COMPARE_INTERVAL, |last_compared| instant.duration_since(last_compared));
         let mut intrusions: BTreeMap<SlotId, Intrusion> = BTreeMap::new();
-        for (&cpu, &owner) in owners {
+        for (&cpu, &owner) in &owners {
             if self.owners.get(&cpu) != Some(&owner) {
                 self.last_intruded.remove(&cpu);
                 continue;
@@ -168,22 +173,20 @@ impl Intrusions {
             let grown = |class| now.time_of(class).saturating_sub(before.time_of(class));
             let kernel_threads = grown(IntruderClass::KernelThread);
             let tasks = grown(IntruderClass::Host).saturating_add(grown(IntruderClass::Workload));
-            let intrusion = intrusions.entry(owner).or_default();
+            let intrusion = intrusions.entry(owner.slot).or_default();
             if !tasks.is_zero() || !kernel_threads.is_zero() {
                 intrusion.cpus.insert(cpu);
             }
-            if !tasks.is_zero() {
-                intrusion.task_cpus.insert(cpu);
+            if tasks * TASK_SHARE_INVERSE >= elapsed {
+                intrusion.is_by_tasks = true;
+                self.last_intruded.insert(cpu, instant);
             }
             intrusion.tasks = intrusion.tasks.saturating_add(tasks);
             intrusion.kernel_threads = intrusion.kernel_threads.saturating_add(kernel_threads);
         }
         intrusions.retain(|_, intrusion| intrusion.is_worth_an_event(elapsed));
-        for intrusion in intrusions.values().filter(|intrusion| intrusion.is_by_tasks(elapsed)) {
-            self.last_intruded.extend(intrusion.task_cpus.iter().map(|cpu| (cpu, now)));
-        }
-        self.last_intruded.retain(|_, last| now.duration_since(*last) < INTRUDED_TIME);
-        (self.last_compared, self.owners, self.used) = (Some(now), owners.clone(), used);
+        self.last_intruded.retain(|cpu, _| owners.contains_key(cpu));
+        (self.last_compared, self.owners, self.used) = (Some(instant), owners, used);
         (intrusions, elapsed)
     }
 
@@ -228,6 +231,10 @@ mod tests {
     use super::*;
     use crate::exclusive::tests::slot;
 
+    fn owner(id: u64) -> CpuOwner {
+        CpuOwner { slot: slot(), id: CgroupId(id) }
+    }
+
     fn used(host: u64, kernel_threads: u64) -> BTreeMap<CpuId, CpuUsage> {
         let intruders = [kernel_threads, host, 0].map(Duration::from_millis);
         let used = CpuUsage { intruders, ..CpuUsage::default() };
@@ -236,12 +243,12 @@ mod tests {
 
     #[test]
     fn reports_only_long_intrusions() {
-        let owners = BTreeMap::from([(CpuId(2), slot()), (CpuId(3), slot())]);
+        let owners = BTreeMap::from([2, 3].map(|cpu| (CpuId(cpu), owner(1))));
         let start = Instant::now();
         let mut intrusions = Intrusions::default();
         let mut look = |number, host, kernel_threads| {
             intrusions
-                .compare(&owners, used(host, kernel_threads), start + number * COMPARE_INTERVAL)
+                .compare(owners.clone(), used(host, kernel_threads), start + number * COMPARE_INTERVAL)
                 .0
                 .remove(&slot())
         };
@@ -263,24 +270,30 @@ mod tests {
     fn cpus_count_as_intruded_for_a_minute() {
         let start = Instant::now();
         let mut intrusions = Intrusions::default();
-        let mut look = |seconds, owned: &[u32], host, kernel_threads| {
-            let owners = owned.iter().map(|cpu| (CpuId(*cpu), slot())).collect();
+        let mut look = |seconds, owned: &[(u32, u64)], host, kernel_threads| {
+            let owners = owned.iter().map(|(cpu, id)| (CpuId(*cpu), owner(*id))).collect();
             let now = start + Duration::from_secs(seconds);
             assert!(intrusions.is_due(now));
-            intrusions.compare(&owners, used(host, kernel_threads), now);
-            intrusions.intruded_cpus().remove(&slot()).map(|cpus| cpus.to_string())
+            intrusions.compare(owners, used(host, kernel_threads), now);
+            let intruded = intrusions.intruded_cpus(now).into_iter();
+            intruded.map(|(id, cpus)| format!("{}: {cpus}", id.0)).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(look(0, &[2, 3], 900, 0), None, "ran before the CPUs became exclusive");
-        assert_eq!(look(5, &[2, 3], 904, 4000), None, "less than a thousandth, and kernel threads");
-        assert_eq!(look(10, &[2, 3], 909, 4000), Some("2".to_owned()));
-        assert_eq!(look(65, &[2, 3], 909, 4000), Some("2".to_owned()));
-        assert_eq!(look(70, &[2, 3], 909, 4000), None);
-        assert_eq!(look(75, &[2, 3], 990, 4000), Some("2".to_owned()));
-        assert_eq!(look(80, &[3], 2990, 4000), None, "no longer exclusive");
-        assert_eq!(look(85, &[2, 3], 4990, 4000), None, "exclusive again, a baseline");
-        assert_eq!(look(90, &[2, 3], 5990, 4000), Some("2".to_owned()));
+        let both = &[(2, 1), (3, 1)][..];
+        assert_eq!(look(0, both, 900, 0), "", "ran before the CPUs became exclusive");
+        assert_eq!(look(5, both, 904, 4000), "", "less than a thousandth, and kernel threads");
+        assert_eq!(look(10, both, 909, 4000), "1: 2");
+        assert_eq!(look(65, both, 909, 4000), "1: 2");
+        assert_eq!(look(70, both, 909, 4000), "");
+        assert_eq!(look(75, both, 990, 4000), "1: 2");
+        assert_eq!(look(80, &[(3, 1)], 2990, 4000), "", "no longer exclusive");
+        assert_eq!(look(85, both, 4990, 4000), "", "exclusive again, a baseline");
+        assert_eq!(look(90, both, 5990, 4000), "1: 2");
+        assert_eq!(look(95, &[(2, 7), (3, 1)], 6990, 4000), "", "another workload with the same slot");
+        assert_eq!(look(100, &[(2, 7), (3, 1)], 7990, 4000), "7: 2");
+        let later = start + Duration::from_secs(100) + INTRUDED_TIME;
+        assert_eq!(intrusions.intruded_cpus(later), BTreeMap::new(), "without another reading");
         intrusions.clear();
-        assert_eq!(intrusions.intruded_cpus(), BTreeMap::new());
+        assert_eq!(intrusions.intruded_cpus(start), BTreeMap::new());
     }
 
     fn intruder(command: &str, class: IntruderClass, millis: u64) -> Intruder {
@@ -296,16 +309,16 @@ mod tests {
 
     fn intrusion(cpus: &str, tasks: u64, kernel_threads: u64) -> Intrusion {
         let [tasks, kernel_threads] = [tasks, kernel_threads].map(Duration::from_millis);
-        Intrusion { cpus: cpus.parse().unwrap(), task_cpus: CpuSet::default(), tasks, kernel_threads }
+        let is_by_tasks = tasks * TASK_SHARE_INVERSE >= COMPARE_INTERVAL;
+        Intrusion { cpus: cpus.parse().unwrap(), is_by_tasks, tasks, kernel_threads }
     }
 
     /// Returns the event for the intruders `now`, of which `before` were already known at the previous reading.
     fn event(of: &Intrusion, before: &[Intruder], now: &[Intruder]) -> numaward_api::Event {
         let by_name = before.iter().map(|intruder| (intruder_key(intruder), intruder.time)).collect();
         let intrusions = Intrusions { by_name, ..Intrusions::default() };
-        let seen = intrusions.recent_intruders(slot(), now, of.is_by_tasks(COMPARE_INTERVAL), |_| {
-            Some("data\nbase".to_owned())
-        });
+        let seen =
+            intrusions.recent_intruders(slot(), now, of.is_by_tasks, |_| Some("data\nbase".to_owned()));
         let events = crate::events::Events::default();
         events.report(of.report(COMPARE_INTERVAL, "guarded", &seen));
         let filter = numaward_api::EventFilter { limit: 1, ..Default::default() };

@@ -9,10 +9,10 @@ use std::{
 };
 
 use numaward_api::{ContainerRuntime, ReservationOrigin};
-use numaward_cgroup::{CgroupPath, ContainerIdentity};
+use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity};
 use numaward_config::Config;
 use numaward_model::{Guarantees, error_chain, headroom::Headroom, port::CgroupListener};
-use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes, SlotId};
+use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
 use numaward_topology::{CpuSet, Machine, sysfs};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -43,8 +43,8 @@ pub(crate) struct Latest {
     pub(crate) sampled: watch::Sender<Arc<SamplingStates>>,
     /// Headroom of the nodes as last published by the guard.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
-    /// Exclusive CPUs on which other tasks ran within the last minute, by their owners.
-    pub(crate) intruded_cpus: watch::Sender<Arc<BTreeMap<SlotId, CpuSet>>>,
+    /// Exclusive CPUs on which other tasks ran within the last minute, by the cgroups of their owners.
+    pub(crate) intruded_cpus: watch::Sender<Arc<BTreeMap<CgroupId, CpuSet>>>,
     /// Pages that the allocation probe has seen, in thousandths of those that the kernel has allocated.
     pub(crate) coverage_permille: watch::Sender<Option<u32>>,
     /// Origin of the reservations.
@@ -53,7 +53,7 @@ pub(crate) struct Latest {
 }
 
 impl Latest {
-    pub(crate) fn publish_intruded_cpus(&self, intruded: BTreeMap<SlotId, CpuSet>) {
+    pub(crate) fn publish_intruded_cpus(&self, intruded: BTreeMap<CgroupId, CpuSet>) {
         self.intruded_cpus.send_if_modified(|latest| {
             let is_new = **latest != intruded;
             if is_new {

@@ -7,6 +7,9 @@
 //! The history's thread reads the cgroup of each workload about once a minute: with each of its samples, a twelfth of the workloads, so that
 //! one sample takes little time. A reading has the mean CPU usage since the previous one, and the memory at its time.
 //!
+//! The CPU time by node is the growth since the begin of the previous one of two windows of half an hour each, so that
+//! it is read twice an hour only.
+//!
 //! # Bounds
 //! There are readings of at most [`MAX_HISTORIES`] workloads, and of the last hour. A removed workload is forgotten after an hour, so that a
 //! restarted unit keeps its past; if there are too many workloads, at once.
@@ -16,8 +19,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_api::{MAX_HISTORIES, UsageLevels, WorkloadUsage};
+use numaward_api::{MAX_HISTORIES, NodeCpuUsage, UsageLevels, WorkloadUsage};
 use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_topology::NodeId;
 
 /// Interval between two readings of a workload.
 const READ_INTERVAL: Duration = Duration::from_mins(1);
@@ -27,6 +31,12 @@ const TOLERANCE: Duration = Duration::from_millis(2500);
 const SAMPLES_PER_ROUND: usize = 12;
 /// Age at which readings are forgotten.
 const MAX_AGE: Duration = Duration::from_hours(1);
+
+/// Length of a window of the CPU time by node.
+const CPU_WINDOW: Duration = Duration::from_mins(30);
+
+/// CPU time of each workload by node.
+pub(crate) type CpuTimesByNode = BTreeMap<CgroupId, Vec<(NodeId, Duration)>>;
 
 /// A workload to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +75,8 @@ struct UsageRecord {
 #[derive(Debug, Default)]
 pub(crate) struct UsageHistory {
     workloads: BTreeMap<CgroupPath, UsageRecord>,
+    /// CPU time by node at the beginnings of the previous window and of this one.
+    window_starts: VecDeque<(Instant, CpuTimesByNode)>,
 }
 
 impl UsageHistory {
@@ -119,7 +131,35 @@ impl UsageHistory {
         record.cpu_time = counters.cpu_time;
     }
 
-    /// Returns the usage of each workload that was read at least twice, by cgroup, without allocations.
+    /// Returns whether a window of the CPU time by node begins now.
+    pub(crate) fn is_window_due(&self, now: Instant) -> bool {
+        self.window_starts.back().is_none_or(|(start, _)| now.duration_since(*start) >= CPU_WINDOW)
+    }
+
+    /// Begins a window of the CPU time by node.
+    pub(crate) fn start_window(&mut self, now: Instant, times: CpuTimesByNode) {
+        self.window_starts.push_back((now, times));
+        while self.window_starts.len() > 2 {
+            self.window_starts.pop_front();
+        }
+    }
+
+    /// Returns the CPU time by node since the begin of the previous window, by cgroup.
+    pub(crate) fn cpu_by_node(&self, now: &CpuTimesByNode) -> BTreeMap<String, Vec<NodeCpuUsage>> {
+        let Some((_, start)) = self.window_starts.front() else { return BTreeMap::new() };
+        let grown = |(path, record): (&CgroupPath, &UsageRecord)| {
+            let before = start.get(&record.id);
+            let on = |(node, time): &(NodeId, Duration)| {
+                let before = before.and_then(|before| before.iter().find(|(of, _)| of == node));
+                let grown = time.saturating_sub(before.map_or(Duration::ZERO, |(_, before)| *before));
+                NodeCpuUsage { node: node.0, micros: u64::try_from(grown.as_micros()).unwrap_or(u64::MAX) }
+            };
+            Some((path.to_string(), now.get(&record.id)?.iter().map(on).collect()))
+        };
+        self.workloads.iter().filter_map(grown).collect()
+    }
+
+    /// Returns the usage of each workload that was read at least twice, by cgroup, without allocations and CPU time by node.
     pub(crate) fn workloads(&self) -> Vec<WorkloadUsage> {
         let known = self.workloads.iter().filter(|(_, record)| !record.readings.is_empty());
         let usage = known.map(|(path, record)| WorkloadUsage {
@@ -128,6 +168,7 @@ impl UsageHistory {
             observed_seconds: record.readings.iter().map(|reading| reading.span).sum::<Duration>().as_secs(),
             cpu_millis: levels(record.readings.iter().map(|reading| reading.cpu_millis)).unwrap_or_default(),
             memory_bytes: levels(record.readings.iter().filter_map(|reading| reading.memory)),
+            cpu_by_node: Vec::new(),
             allocated: None,
         });
         usage.collect()
@@ -189,6 +230,34 @@ mod tests {
         assert_eq!(usage.workloads().len(), 1);
         usage.take_due(minute(170), Vec::new());
         assert_eq!(usage.workloads(), []);
+    }
+
+    #[test]
+    fn cpu_time_by_node_is_that_of_two_windows() {
+        let (start, mut usage) = (Instant::now(), UsageHistory::default());
+        let times = |id: u64, seconds: [u64; 2]| -> CpuTimesByNode {
+            let on = |(node, seconds)| (NodeId(node), Duration::from_secs(seconds));
+            [(CgroupId(id), (0..).zip(seconds).map(on).collect())].into()
+        };
+        let grown = |usage: &UsageHistory, now: &CpuTimesByNode| {
+            let found = usage.cpu_by_node(now).remove("/w1");
+            found.map(|nodes| nodes.iter().map(|of| of.micros / 1_000_000).collect::<Vec<_>>())
+        };
+        usage.add(target(1, 1), start, counters(0, 0));
+        assert_eq!(grown(&usage, &times(1, [5, 0])), None, "no window has begun");
+        for (minutes, is_due, at) in
+            [(0, true, [100, 0]), (29, false, [0, 0]), (30, true, [130, 0]), (60, true, [130, 20])]
+        {
+            let now = start + Duration::from_mins(minutes);
+            assert_eq!(usage.is_window_due(now), is_due, "{minutes}");
+            if is_due {
+                usage.start_window(now, times(1, at));
+            }
+        }
+        assert_eq!(grown(&usage, &times(1, [131, 50])), Some(vec![1, 50]), "of the last 30 to 60 minutes");
+        usage.add(target(1, 2), start, counters(0, 0));
+        assert_eq!(grown(&usage, &times(2, [7, 9])), Some(vec![7, 9]), "a restarted unit begins at zero");
+        assert_eq!(grown(&usage, &CpuTimesByNode::new()), None);
     }
 
     #[test]

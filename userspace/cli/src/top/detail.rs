@@ -286,9 +286,9 @@ pub(crate) fn help(palette: Palette, is_recorded: bool) -> Vec<Line<'static>> {
         ("NODES", "the guaranteed nodes; - without a guarantee"),
         ("BY NODE", "memory by node: each digit is a node's share"),
         ("RESIDENT", "memory that the workload has now (memory.numa_stat)"),
-        ("LOCAL", "with a guarantee: share of user memory on its nodes. !! is broken,"),
-        ("", "by memory off its nodes or by other programs on its exclusive CPUs;"),
-        ("", "without: share of allocated memory that was local. ! is low"),
+        ("LOCAL", "with a guarantee: share of user memory on its nodes. !! is broken: by"),
+        ("", "memory elsewhere, others on its exclusive CPUs, or changed settings;"),
+        ("", "without: share of allocated memory that was local. ! needs a look"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),
         ("ACCESSES", "other nodes' share of the pages touched, by scan; ~ is an estimate"),
@@ -362,6 +362,7 @@ mod tests {
             totals: Totals::default(),
             rates: None,
             history: VecDeque::new(),
+            is_unwritten: false,
             allocation: Some(Arc::new(Allocation { name: "guarded".to_owned(), ..Allocation::default() })),
         };
         let line = intruders(&model, &found).unwrap();

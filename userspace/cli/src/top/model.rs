@@ -11,8 +11,8 @@ use std::{
 };
 
 use numaward_api::{
-    AllocatedBytes, Allocation, Allocations, DriftState, Event, KindCapacity, Node, Sample, Status, Topology,
-    Trends, Version, Workload,
+    AllocatedBytes, Allocation, Allocations, DriftState, EnforcementMode, Event, KindCapacity, Node, Sample,
+    Status, Topology, Trends, Version, Workload,
 };
 use numaward_topology::NodeSet;
 use serde::Serialize;
@@ -116,6 +116,8 @@ pub(crate) struct WorkloadRow {
     /// Rates of earlier samples, latest last.
     pub(crate) history: VecDeque<Rates>,
     pub(crate) allocation: Option<Arc<Allocation>>,
+    /// True if the guarantee should be written to the kernel, and is not.
+    pub(crate) is_unwritten: bool,
 }
 
 impl WorkloadRow {
@@ -144,12 +146,6 @@ impl WorkloadRow {
         self.allocation.as_ref().map_or(&self.workload.workload, |allocation| &allocation.name)
     }
 
-    /// Returns whether other tasks ran on its exclusive CPUs within the last minute.
-    pub(crate) fn is_intruded(&self) -> bool {
-        let has_cpus = self.allocation.as_ref().is_some_and(|allocation| !allocation.cpus.is_empty());
-        has_cpus && self.workload.intruded_cpus.is_some()
-    }
-
     /// Returns whether the daemon's events name the workload like this.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.workload.workload == name
@@ -157,12 +153,13 @@ impl WorkloadRow {
     }
 
     /// Returns the rating of the guarantee, as the page of the daemon has it: broken if memory is off its nodes, if other
-    /// tasks run on its exclusive CPUs, if a knob differs and is not being repaired, or if the machine no longer has all
-    /// of it. Without a guarantee, that of the local share, which is never [`Level::Bad`].
+    /// tasks run on its exclusive CPUs, if it is not written, if a knob differs and is not being repaired, or if the machine
+    /// no longer has all of it. Without a guarantee, that of the local share, which is never [`Level::Bad`].
     pub(crate) fn level(&self) -> Option<Level> {
         if let Some(allocation) = &self.allocation {
             let mut drift = allocation.present_drift().map(|drift| drift.state);
-            if self.is_intruded()
+            if self.workload.intruded_cpus.is_some()
+                || self.is_unwritten
                 || allocation.missing.is_some()
                 || self.workload.residency.iter().any(|of| of.broken)
                 || drift.any(|state| state != DriftState::Waiting)
@@ -412,7 +409,9 @@ impl TopModel {
             totals: Totals::default(),
             rates: None,
             history: VecDeque::new(),
+            is_unwritten: false,
         });
+        row.is_unwritten = is_unwritten(allocations, row.allocation.as_deref());
         let known = row.totals.allocated.zip(totals.allocated).zip(seconds);
         row.rates = known.and_then(|((before, now), seconds)| {
             Some(Rates {
@@ -430,6 +429,7 @@ impl TopModel {
     fn set_allocations(&mut self, allocations: Allocations) {
         for row in self.rows.values_mut() {
             row.allocation = find_allocation(Some(&allocations), &row.workload);
+            row.is_unwritten = is_unwritten(Some(&allocations), row.allocation.as_deref());
         }
         self.allocations = Some(allocations);
     }
@@ -448,6 +448,12 @@ fn find_allocation(allocations: Option<&Allocations>, workload: &Workload) -> Op
     let cgroup = workload.cgroup.as_ref()?;
     let mut allocations = allocations?.allocations.iter();
     allocations.find(|allocation| allocation.cgroup == *cgroup).cloned()
+}
+
+/// Returns whether a guarantee should be written to the kernel, and is not.
+fn is_unwritten(allocations: Option<&Allocations>, allocation: Option<&Allocation>) -> bool {
+    let is_on = allocations.is_some_and(|all| all.enforcement.mode == EnforcementMode::On);
+    is_on && allocation.is_some_and(|allocation| !allocation.enforced)
 }
 
 #[cfg(test)]
@@ -481,6 +487,7 @@ mod tests {
             rates: None,
             history: VecDeque::new(),
             allocation: None,
+            is_unwritten: false,
         };
         for (local, remote, level) in
             [(0, 9, Level::Warn), (1, 99, Level::Warn), (89, 11, Level::Warn), (9, 1, Level::Good)]
@@ -511,6 +518,7 @@ mod tests {
             rates: None,
             history: VecDeque::new(),
             allocation: Some(Arc::new(Allocation { nodes: "0".to_owned(), ..Allocation::default() })),
+            is_unwritten: false,
         };
         for (residency, share, level) in [
             (&[][..], None, None),
@@ -524,18 +532,35 @@ mod tests {
     }
 
     fn row_with(allocation: Allocation, workload: Workload) -> WorkloadRow {
-        let (totals, history) = (Totals::default(), VecDeque::new());
-        WorkloadRow { workload, totals, rates: None, history, allocation: Some(Arc::new(allocation)) }
+        WorkloadRow {
+            workload,
+            totals: Totals::default(),
+            rates: None,
+            history: VecDeque::new(),
+            allocation: Some(Arc::new(allocation)),
+            is_unwritten: false,
+        }
     }
 
     #[test]
     fn intruders_break_guarantee_of_exclusive_cpus() {
-        for (cpus, intruded_cpus, level) in
-            [("2-3", Some("3"), Some(Level::Bad)), ("2-3", None, None), ("", Some("3"), None)]
-        {
-            let allocation = Allocation { cpus: cpus.to_owned(), ..Allocation::default() };
+        for (intruded_cpus, level) in [(Some("3"), Some(Level::Bad)), (None, None)] {
             let intruded = Workload { intruded_cpus: intruded_cpus.map(str::to_owned), ..workload("/a") };
-            assert_eq!(row_with(allocation, intruded).level(), level, "{cpus:?} {intruded_cpus:?}");
+            assert_eq!(row_with(Allocation::default(), intruded).level(), level, "{intruded_cpus:?}");
+        }
+    }
+
+    #[test]
+    fn unwritten_guarantee_is_broken_unless_it_is_a_dry_run() {
+        for (mode, enforced, is_broken) in [
+            (EnforcementMode::On, false, true),
+            (EnforcementMode::On, true, false),
+            (EnforcementMode::DryRun, false, false),
+        ] {
+            let enforcement = numaward_api::Enforcement { mode, ..Default::default() };
+            let allocations = Allocations { enforcement, ..Allocations::default() };
+            let allocation = Allocation { enforced, ..Allocation::default() };
+            assert_eq!(is_unwritten(Some(&allocations), Some(&allocation)), is_broken, "{mode:?} {enforced}");
         }
     }
 

@@ -434,8 +434,11 @@ fn candidate(host: &HostModel, placement: &RankedPlacement) -> PlacementCandidat
 }
 
 impl NativeStrategy {
-    /// Returns the nodes that the terms name and the machine does not have.
+    /// Returns the nodes that the terms name and the machine does not have, unless it has none of those required.
     fn absent_nodes(&self, terms: &Terms) -> NodeSet {
+        if !terms.nodes.is_empty() && !self.host.ids.iter().any(|&node| terms.nodes.contains(node)) {
+            return NodeSet::default();
+        }
         let preferred = terms.preferences.preferred.values();
         let named = preferred.fold(terms.nodes.clone(), |named, nodes| &named | nodes);
         &named - &self.host.ids.iter().copied().collect::<NodeSet>()
