@@ -158,7 +158,7 @@ fn degraded(cluster: &Cluster, part: &str) -> Result<Option<String>, String> {
 
 /// Runs a command in the daemon's container. `kubectl exec` would have to reach the machine from outside.
 fn run_in_daemon(cluster: &Cluster, command: &str) -> Result<String, String> {
-    cluster.node.run(&format!("nsenter -t $(pidof numaward) -m env PATH=/usr/bin {command}"))
+    cluster.node.run(&format!("nsenter -t $(pidof numaward) -m -p env PATH=/usr/bin {command}"))
 }
 
 /// Returns the lines of `numaward config view --origins` in the daemon's container that contain a key.
