@@ -25,9 +25,10 @@
 //! directly, the flag is only read for pages that would be misses, because it takes another two helpers.
 //!
 //! # Misses
-//! A *miss* is a user page outside the guaranteed nodes. The first miss of a slot is reported to userspace as an event
-//! with the allocating task. No further miss of the slot is reported until userspace opens its gate again
-//! (`event_gate.rs`).
+//! A *miss* is a user page outside the guaranteed nodes. `charge.rs` counts misses where the kernel charges pages to their
+//! owner. This program counts them only where that is not possible: it takes movable pages for user pages, and the
+//! allocating task for the owner. The first miss of a slot is reported to userspace as an event with the allocating task.
+//! No further miss of the slot is reported until userspace opens its gate again (`event_gate.rs`).
 //!
 //! # Call chains
 //! If call chains are enabled, `tp_btf` ends with a tail call of the program in `chains.rs`, for remote user pages
@@ -65,6 +66,7 @@ mod event_gate;
 mod lost;
 mod nodes;
 mod page_node;
+mod reading;
 mod roots;
 
 use core::arch::asm;
@@ -141,6 +143,10 @@ static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 /// The offset of `task_struct.flags`; 0 if it is unknown.
 #[unsafe(no_mangle)]
 static TASK_FLAGS: Global<u32> = Global::new(0);
+
+/// 1 if this program counts misses; 0 if `charge.rs` does.
+#[unsafe(no_mangle)]
+static COUNTS_MISSES: Global<u32> = Global::new(1);
 
 /// 1 if the probe runs `CHAIN_PROGRAM`.
 #[unsafe(no_mangle)]
@@ -248,7 +254,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
         count_unattributed(node, |counters| counters.reclaim += pages);
         return false;
     }
-    let Some(entry) = CACHE.get_ptr_mut(cache_index(cgroup, CACHE_BITS)) else { return false };
+    let Some(entry) = CACHE.get_ptr_mut(cache_index(cgroup.0, CACHE_BITS)) else { return false };
     let Some(generation) = GENERATION.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU is the only user, and the program does not interrupt itself.
     let entry = unsafe { &mut *entry };
@@ -277,7 +283,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
             (true, true) => &raw mut (*counters).user_remote,
         };
         add(counter, pages);
-        if outside {
+        if outside && COUNTS_MISSES.load() != 0 {
             add(&raw mut (*counters).user_outside, pages);
             if event_gate::passes(entry.slot) {
                 report_miss(entry.slot, node, pages);

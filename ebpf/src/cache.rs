@@ -3,18 +3,18 @@
 use core::arch::asm;
 
 use aya_ebpf::{macros::map, maps::Array};
-use numaward_abi::CgroupId;
 
 /// The generation of ROOTS and SLOTS. Userspace raises it after each change. It starts at 1, so that a new entry, with
 /// 0, is never valid.
 #[map]
 pub(crate) static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Returns the index of a cgroup in a cache of 2^`bits` entries. Ids are inode numbers and increase by the number of
-/// files in a cgroup's directory; multiplying by the golden ratio spreads such steps over the table.
+/// Returns the index of a cgroup in a cache of 2^`bits` entries, by its id or its serial number. Ids are inode numbers and
+/// increase by the number of files in a cgroup's directory; multiplying by the golden ratio spreads such steps over the
+/// table.
 #[inline(always)]
-pub(crate) fn cache_index(cgroup: CgroupId, bits: u32) -> u32 {
-    (cgroup.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as u32
+pub(crate) fn cache_index(number: u64, bits: u32) -> u32 {
+    (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as u32
 }
 
 /// Loads a word before all later loads of the data that it guards.

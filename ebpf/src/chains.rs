@@ -40,6 +40,7 @@ mod hint;
 mod lost;
 mod nodes;
 mod page_node;
+mod reading;
 mod roots;
 mod slot_cache;
 

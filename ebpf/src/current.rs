@@ -4,16 +4,15 @@
 //! kernel's structures, so the programs load without BTF and under `lockdown=confidentiality`. Older kernels refuse the
 //! helper to these programs: there, the path from the task to its cgroup and upwards is read step by step.
 
-use core::ffi::c_void;
-
 use aya_ebpf::{
     Global,
-    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task, bpf_probe_read_kernel},
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task},
 };
 use numaward_abi::{CgroupId, OTHER_SLOT};
 
 use crate::{
-    cgroup_path::{CGROUP_PATH, KERNFS_PARENT},
+    cgroup_path::CGROUP_PATH,
+    reading::{read_word, slot_by_reading},
     roots::{MAX_LEVELS, slot_of_root},
 };
 
@@ -28,7 +27,7 @@ pub(crate) static READS_TASK: Global<u32> = Global::new(0);
 /// Returns the slot of the current task.
 #[inline(always)]
 pub(crate) fn current_slot() -> u32 {
-    if HAS_ANCESTORS.load() != 0 { slot_by_helper() } else { slot_by_reading() }
+    if HAS_ANCESTORS.load() != 0 { slot_by_helper() } else { slot_of_task_by_reading() }
 }
 
 #[inline(always)]
@@ -48,27 +47,9 @@ fn slot_by_helper() -> u32 {
 }
 
 #[inline(always)]
-fn slot_by_reading() -> u32 {
-    let [cgroups, dfl_cgrp, kn, id] = CGROUP_PATH.load();
+fn slot_of_task_by_reading() -> u32 {
+    let [cgroups, dfl_cgrp, kn, _] = CGROUP_PATH.load();
     // SAFETY: the helper takes nothing and always succeeds.
     let task = unsafe { bpf_get_current_task() };
-    let mut node = read_word(read_word(read_word(task, cgroups), dfl_cgrp), kn);
-    for _ in 0..MAX_LEVELS {
-        if node == 0 {
-            break;
-        }
-        if let Some(found) = slot_of_root(CgroupId(read_word(node, id))) {
-            return found;
-        }
-        node = read_word(node, KERNFS_PARENT.load());
-    }
-    OTHER_SLOT
-}
-
-/// Returns the 64-bit number at an offset of a kernel structure; 0 if it cannot be read.
-#[inline(always)]
-fn read_word(structure: u64, offset: u32) -> u64 {
-    let address = (structure + u64::from(offset)) as *const c_void;
-    // SAFETY: the helper takes any address.
-    unsafe { bpf_probe_read_kernel(address.cast::<u64>()) }.unwrap_or(0)
+    slot_by_reading(read_word(read_word(read_word(task, cgroups), dfl_cgrp), kn))
 }

@@ -18,7 +18,7 @@ pub(crate) fn cached_current_slot(cache: &SlotCache) -> u32 {
     }
     let cgroup = current_cgroup();
     // If the task is moved to another cgroup meanwhile, the slot may be wrong and is not cached.
-    cached_slot(cache, cgroup, || (current_slot(), current_cgroup() == cgroup))
+    cached_slot(cache, cgroup.0, || (current_slot(), current_cgroup() == cgroup))
 }
 
 /// Returns the id of the current task's cgroup.

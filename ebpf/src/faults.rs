@@ -39,6 +39,7 @@ mod current_cached;
 mod hint;
 mod nodes;
 mod page_node;
+mod reading;
 mod roots;
 mod slot_cache;
 

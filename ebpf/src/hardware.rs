@@ -122,7 +122,7 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn slot_of_cgroup(node: CgroupNode) -> u32 {
-    cached_slot(&CACHE, node.id(), || (slot_of(node), true))
+    cached_slot(&CACHE, node.id().0, || (slot_of(node), true))
 }
 
 /// Returns the count of this CPU's event; `None` if there is no event.

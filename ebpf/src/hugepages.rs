@@ -28,6 +28,7 @@ mod current;
 mod current_cached;
 mod nodes;
 mod page_node;
+mod reading;
 mod roots;
 mod slot_cache;
 

@@ -33,6 +33,7 @@ mod counters;
 mod current;
 mod current_cached;
 mod lost;
+mod reading;
 mod roots;
 mod slot_cache;
 
@@ -97,7 +98,7 @@ fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
     if pid != 0 {
         // SAFETY: as above.
         let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), next) };
-        times.slot = cached_slot(&CACHE, node.id(), || (slot_of(node), true));
+        times.slot = cached_slot(&CACHE, node.id().0, || (slot_of(node), true));
         times.class = run_class(times.slot, owner, flags & KERNEL_THREAD != 0);
     }
     0

@@ -26,6 +26,7 @@ mod current;
 mod current_cached;
 mod event_gate;
 mod lost;
+mod reading;
 mod roots;
 mod slot_cache;
 

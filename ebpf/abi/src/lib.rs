@@ -93,6 +93,20 @@ pub struct Miss {
     pub padding: u32,
 }
 
+/// The place where a program finds the memory cgroup to which a page was charged.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChargeOwner {
+    /// The second argument of the function.
+    Argument = 0,
+    /// A typed pointer in the page.
+    Pointer = 1,
+    /// A number in the page, which is the address of a memory cgroup.
+    MemoryCgroup = 2,
+    /// A number in the page, which is the address of an object cgroup.
+    ObjectCgroup = 3,
+}
+
 /// Settings of a slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

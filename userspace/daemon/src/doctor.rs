@@ -180,6 +180,7 @@ fn probe(report: &ProbeReport, fix: &str) -> HostCheck {
 fn effect_of_absence(probe: Probe) -> &'static str {
     match probe {
         Probe::Alloc => "allocations are not counted",
+        Probe::Charge => "misses are booked to the task that asks for a page, not to its owner",
         Probe::Hugepages => {
             "hugepages taken from the pools are not counted; hugetlb.*.numa_stat has their present nodes"
         }

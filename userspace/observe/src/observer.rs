@@ -278,7 +278,9 @@ impl Observer {
 /// Returns whether the configuration enables a probe, and the key that does.
 fn probe_switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str) {
     match probe {
-        Probe::Alloc | Probe::Hugepages => (config.allocation.enabled, "probes.allocation.enabled"),
+        Probe::Alloc | Probe::Charge | Probe::Hugepages => {
+            (config.allocation.enabled, "probes.allocation.enabled")
+        }
         Probe::Hint | Probe::Scan | Probe::Migrate => (config.accesses.enabled, "probes.accesses.enabled"),
         Probe::Stall => (config.stalls.enabled, "probes.stalls.enabled"),
         Probe::OomKill => (config.oom_kills.enabled, "probes.oomKills.enabled"),

@@ -15,6 +15,7 @@ use rustix::param::page_size;
 
 use crate::{
     CgroupId, DutyCycle, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, RefreshError, SelfCheck,
+    charge::ChargeProbe,
     counter_maps::AllocMaps,
     duty::DutySchedule,
     error::ProbeError,
@@ -46,8 +47,10 @@ pub(crate) struct AllocProbe {
     nodes: NodeNumbering,
     counters: AllocMaps,
     maps: SharedMaps,
-    /// The misses of slots with a guarantee.
+    /// The misses of slots with a guarantee, unless `charge` counts them.
     misses: EventGate,
+    /// The probe that counts misses, if there is one.
+    pub(crate) charge: Option<ChargeProbe>,
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// The duty cycle, unless the probe is always attached.
     duty: Option<DutySchedule>,
@@ -73,14 +76,17 @@ struct KernelLayout {
     task_flags: u32,
     /// 1 if the program for call chains is run.
     runs_chains: u32,
+    /// 1 if the program counts misses.
+    counts_misses: u32,
 }
 
 impl AllocProbe {
-    /// Loads and attaches the probe in one mode.
+    /// Loads and attaches the probe in one mode. `misses` has the counters of the probe that counts misses, if there is one.
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         mode: Mode,
         kernel: &KernelInfo<'_>,
+        misses: Option<&Arc<MapData>>,
     ) -> Result<Self, ProbeError> {
         let object = ALLOC.map_err(ProbeError::NotBuilt)?;
         let node_shift = kernel.get(|structures| &structures.node_shift);
@@ -100,8 +106,9 @@ impl AllocProbe {
             task_flags: task_flags.ok().filter(|_| reads_task || !is_confidential()).unwrap_or_default(),
             // With a duty cycle, chains would be missing while the probe is detached.
             runs_chains: (is_tp_btf && options.call_chains.is_some() && options.duty_cycle.is_none()).into(),
+            counts_misses: misses.is_none().into(),
         };
-        let try_load = |layout| Self::load_with(object, options, mode, kernel, layout);
+        let try_load = |layout| Self::load_with(object, options, mode, kernel, layout, misses);
         let without_chains = KernelLayout { runs_chains: 0, ..layout };
         let mut loaded = try_load(layout);
         if let Err(ProbeError::Kernel(reason)) = &loaded
@@ -130,6 +137,7 @@ impl AllocProbe {
         mode: Mode,
         kernel: &KernelInfo<'_>,
         layout: KernelLayout,
+        misses: Option<&Arc<MapData>>,
     ) -> Result<Self, ProbeError> {
         let machine = options.machine;
         let nodes = NodeNumbering::new(machine, options.fakes.cpu_node);
@@ -165,6 +173,7 @@ impl AllocProbe {
             .global("MIGRATION_DISABLED", layout.migration_disabled)
             .global("TASK_FLAGS", layout.task_flags)
             .global("RUNS_CHAINS", layout.runs_chains)
+            .global("COUNTS_MISSES", layout.counts_misses)
             .global("NODES", node_count)
             .global("SHARDS", shards)
             .global("SHARD_ROWS", rows.rows)
@@ -185,7 +194,11 @@ impl AllocProbe {
             self_check: SelfCheck::Unchecked("not asked for".to_owned()),
             preemptible: false,
             counters: AllocMaps {
-                rows: Arc::new(CounterRows { layout: rows, map: family.take_data(rows::MAP)? }),
+                rows: Arc::new(CounterRows {
+                    layout: rows,
+                    map: family.take_data(rows::MAP)?,
+                    misses: misses.cloned(),
+                }),
                 unattributed: Arc::new(family.take("UNATTRIBUTED")?),
                 totals: Arc::new(family.take("TOTALS")?),
                 nodes: nodes.ids().into(),
@@ -196,6 +209,7 @@ impl AllocProbe {
                 section_node: (family.take("SECTION_NODE")?, unwritten),
             },
             misses: EventGate::new(&mut family, "EVENTS")?,
+            charge: None,
             logger: None,
             duty: None,
             chain_program: (family.take("CHAIN_PROGRAM")?, layout.runs_chains != 0),
@@ -268,13 +282,22 @@ impl AllocProbe {
         allowed: Option<&NodeSet>,
     ) -> Result<(), MapAccessError> {
         self.write_allowed(slot, allowed)?;
-        self.family.add_root(cgroup, slot)
+        if let Some(charge) = &mut self.charge {
+            charge.family.add_root(cgroup, slot)?;
+        }
+        self.family.add_root(cgroup, slot).inspect_err(|_| {
+            if let Some(charge) = &mut self.charge {
+                // Otherwise another workload of the slot would get its misses.
+                let _best_effort = charge.family.remove_root(cgroup);
+            }
+        })
     }
 
     /// Reverts [`AllocProbe::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+        let removed = self.charge.as_mut().map_or(Ok(()), |charge| charge.remove_root(cgroup, slot));
         self.family.remove_root(cgroup)?;
-        self.misses.forget(slot)
+        removed.and(self.misses.forget(slot))
     }
 
     pub(crate) fn set_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
@@ -284,13 +307,20 @@ impl AllocProbe {
 
     fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
         let value = Slot { allowed: self.nodes.allowed_mask(allowed) };
+        // This program needs the nodes even if it counts no misses: for pages of tasks that free memory.
         set(&mut self.maps.slots, "SLOTS", slot, &value)?;
+        if let Some(charge) = &mut self.charge {
+            return charge.set_allowed(slot, allowed, &self.nodes);
+        }
         if allowed.is_some() { self.misses.watch(slot) } else { self.misses.forget(slot) }
     }
 
     /// Returns the events since the last call: the first miss of each slot, and another one after a pause.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
-        self.misses.events(now, |bytes| event::miss(bytes, self.nodes.ids()))
+        match &mut self.charge {
+            Some(charge) => charge.events(now, &self.nodes),
+            None => self.misses.events(now, |bytes| event::miss(bytes, self.nodes.ids())),
+        }
     }
 
     /// Adapts the maps to a changed machine: nodes and memory that were added or removed. Reports changes for which
@@ -306,6 +336,9 @@ impl AllocProbe {
             }
             self.family.new_generation()?;
             self.family.set_nodes(&table)?;
+            if let Some(charge) = &mut self.charge {
+                charge.family.set_nodes(&table)?;
+            }
             // The memory node of some CPUs may have changed.
             self.family.new_generation()?;
         }

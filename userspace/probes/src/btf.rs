@@ -12,7 +12,11 @@
 //!
 //! Format: Documentation/bpf/btf.rst. Only the necessary parts are parsed.
 
+pub(crate) mod charge;
+
 use std::{collections::HashMap, fs, path::Path};
+
+use self::charge::ChargeLayout;
 
 /// The kernel's BTF does not provide a needed value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,11 +37,13 @@ pub(crate) enum BtfError {
     NoNodeCount { zonerefs: u32, zones: u32 },
     #[error("the kernel's {what} has {found} arguments; expected {expected}")]
     Arguments { what: &'static str, found: u32, expected: &'static str },
+    #[error("the kernel's function {0} has arguments of unexpected types")]
+    ArgumentTypes(&'static str),
 }
 
 const MAGIC: u32 = 0xeb9f;
 /// The names of the structs that are searched for members.
-const STRUCTS: [&[u8]; 17] = [
+const STRUCTS: [&[u8]; 20] = [
     b"page",
     b"folio",
     b"pglist_data",
@@ -55,9 +61,12 @@ const STRUCTS: [&[u8]; 17] = [
     b"cgroup_rstat_base_cpu",
     b"cgroup_base_stat",
     b"task_cputime",
+    b"mem_cgroup",
+    b"cgroup_subsys_state",
+    b"obj_cgroup",
 ];
 /// The names of the functions and of the types of tracepoints that are checked.
-const HOOKS: [&[u8]; 9] = [
+const HOOKS: [&[u8]; 14] = [
     b"task_numa_fault",
     b"vma_policy_mof",
     b"oom_kill_process",
@@ -67,11 +76,19 @@ const HOOKS: [&[u8]; 9] = [
     b"btf_trace_mm_migrate_pages",
     b"btf_trace_mm_migrate_pages_start",
     b"btf_trace_sched_skip_cpuset_numa",
+    b"charge_memcg",
+    b"__mem_cgroup_charge",
+    b"mem_cgroup_charge",
+    b"mem_cgroup_swapin_charge_folio",
+    b"mem_cgroup_swapin_charge_page",
 ];
+/// The names of the enums that are searched for values.
+const ENUMS: [&[u8]; 2] = [b"pageflags", b"pagetype"];
 const KIND_PTR: u32 = 2;
 const KIND_ARRAY: u32 = 3;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
 const KIND_TYPEDEF: u32 = 8;
 const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
@@ -112,6 +129,8 @@ pub(crate) struct Structures {
     pub(crate) folio_size: Result<[u32; 2], BtfError>,
     /// The offsets of `bpf_array.ptrs`, of the per-CPU pointer to the counters of a cgroup, and of the run time in these.
     pub(crate) cpu_time: Result<[u32; 3], BtfError>,
+    /// The functions that charge pages to memory cgroups, and the parameters of their programs.
+    pub(crate) charge: Result<ChargeLayout, BtfError>,
     /// True if NUMA balancing skips tasks with a cpuset of one node (since about Linux 6.18).
     pub(crate) skips_single_node_cpusets: bool,
 }
@@ -227,6 +246,7 @@ impl Structures {
             migrate_reason: migrate_reason(),
             folio_size: folio_size(),
             cpu_time: cpu_time(),
+            charge: ChargeLayout::new(&btf),
             skips_single_node_cpusets: btf.hooks.contains_key(&b"btf_trace_sched_skip_cpuset_numa"[..]),
         })
     }
@@ -241,6 +261,8 @@ struct Btf<'a> {
     structs: HashMap<&'a [u8], usize>,
     /// The offsets of the functions and types of tracepoints in `HOOKS`, by name.
     hooks: HashMap<&'a [u8], usize>,
+    /// The offsets of the enums in `ENUMS`, by name.
+    enums: HashMap<&'a [u8], usize>,
 }
 
 impl<'a> Btf<'a> {
@@ -260,6 +282,7 @@ impl<'a> Btf<'a> {
             offsets: vec![0],
             structs: HashMap::new(),
             hooks: HashMap::new(),
+            enums: HashMap::new(),
         };
         let mut at = 0;
         while at < btf.types.len() {
@@ -269,7 +292,7 @@ impl<'a> Btf<'a> {
                 1 | 14 | 17 => 4,
                 KIND_ARRAY => 12,
                 KIND_STRUCT | 5 | 15 | 19 => 12 * members,
-                6 | 13 => 8 * members,
+                KIND_ENUM | 13 => 8 * members,
                 2 | 7..=12 | 16 | 18 => 0,
                 _ => return Err(BtfError::UnknownKind(kind)),
             };
@@ -279,6 +302,9 @@ impl<'a> Btf<'a> {
             }
             if matches!(kind, KIND_FUNC | KIND_TYPEDEF) && HOOKS.contains(&name) {
                 btf.hooks.insert(name, at);
+            }
+            if kind == KIND_ENUM && ENUMS.contains(&name) {
+                btf.enums.insert(name, at);
             }
             btf.offsets.push(at);
             at += 12 + more;
@@ -332,17 +358,46 @@ impl<'a> Btf<'a> {
 
     /// Returns the number of arguments of a function, or of a tracepoint's type (which has an additional first one).
     fn arguments(&self, of: &str, what: &'static str) -> Result<u32, BtfError> {
+        Ok(read_word(self.types, self.prototype(of, what)? + 4)? & 0xffff)
+    }
+
+    /// Returns the offset of the prototype of a function or of a tracepoint's type.
+    fn prototype(&self, of: &str, what: &'static str) -> Result<usize, BtfError> {
         let missing = || BtfError::Missing(what);
         let mut at = *self.hooks.get(of.as_bytes()).ok_or_else(missing)?;
         for _ in 0..MAX_DEPTH {
             let (next, kind) = self.type_at(read_word(self.types, at + 8)?)?.ok_or_else(missing)?;
             match kind {
-                KIND_FUNC_PROTO => return Ok(read_word(self.types, next + 4)? & 0xffff),
+                KIND_FUNC_PROTO => return Ok(next),
                 KIND_PTR | KIND_TYPEDEF => at = next,
                 _ => break,
             }
         }
         Err(missing())
+    }
+
+    /// Returns the name of the struct to which an argument of a function points; `None` if it is no such pointer.
+    fn argument_struct(&self, of: &'static str, index: usize) -> Result<Option<&'a [u8]>, BtfError> {
+        let argument = self.prototype(of, of)? + 12 + 8 * index;
+        let Some((at, KIND_PTR)) = self.type_at(read_word(self.types, argument + 4)?)? else {
+            return Ok(None);
+        };
+        match self.type_at(read_word(self.types, at + 8)?)? {
+            Some((at, KIND_STRUCT)) => self.name(read_word(self.types, at)?).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns the value of an enumerator; `None` if the kernel does not have it.
+    fn enumerator(&self, of: &str, name: &str) -> Result<Option<u32>, BtfError> {
+        let Some(&at) = self.enums.get(of.as_bytes()) else { return Ok(None) };
+        let count = (read_word(self.types, at + 4)? & 0xffff) as usize;
+        for at in (0..count).map(|index| at + 12 + 8 * index) {
+            if self.name(read_word(self.types, at)?)? == name.as_bytes() {
+                return read_word(self.types, at + 4).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the number of elements of a member that is an array.
@@ -508,6 +563,7 @@ mod tests {
             migrate_reason: Ok(7),
             folio_size: Ok([72, 96]),
             cpu_time: Ok([312, 928, 24]),
+            charge: Err(BtfError::Missing("mem_cgroup.css")),
             skips_single_node_cpusets: false,
         };
         assert_eq!(all, expected);

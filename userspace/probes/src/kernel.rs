@@ -49,6 +49,15 @@ impl SlotPath {
             .global("KERNFS_PARENT", self.parent)
             .global("READS_TASK", self.reads_task)
     }
+
+    /// Returns the global variables of programs that find the slot of a memory cgroup, by its path and its parent.
+    pub(crate) fn charge_settings(&self, path: [u32; 4], parent: u32) -> ObjectSettings {
+        // The guard of Linux 5.12 is older than the helper of Linux 5.14.
+        ObjectSettings::default()
+            .global("CGROUP_PATH", path)
+            .global("KERNFS_PARENT", parent)
+            .global("IS_EXCLUSIVE", self.has_ancestors)
+    }
 }
 
 impl<'a> KernelInfo<'a> {

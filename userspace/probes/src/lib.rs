@@ -21,6 +21,7 @@ mod activity;
 mod alloc;
 mod btf;
 mod chains;
+mod charge;
 mod costs;
 mod counter_maps;
 mod cpu_time;

@@ -11,6 +11,7 @@ use crate::{
     activity::Activity,
     alloc::AllocProbe,
     chains::CallChain,
+    charge::ChargeProbe,
     costs::CostReader,
     counter_maps::CounterMaps,
     cpu_time::CpuTimeReader,
@@ -61,8 +62,10 @@ impl Probes {
         let mut reasons = Vec::new();
         let mut preemptible = None;
         let mut exact = None;
+        let (charge, charge_report) = ChargeProbe::load(options, &kernel);
+        let misses = charge.as_ref().map(|charge| &charge.counters);
         for &mode in options.alloc_modes {
-            match AllocProbe::load(options, mode, &kernel) {
+            match AllocProbe::load(options, mode, &kernel, misses) {
                 Ok(alloc) if alloc.preemptible => {
                     let text = format!(
                         "{mode}: this kernel preempts tasks inside such programs, which loses events of other tasks"
@@ -90,8 +93,20 @@ impl Probes {
             reasons.push((Obstacle::DutyCycle, text));
         }
         let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
+        // Without the allocation probe, both end.
+        let charge_report = charge_report.map(|found| match &alloc {
+            None if found.mode != Mode::Absent => {
+                let text = "the allocation probe is absent".to_owned();
+                report(Probe::Charge, Mode::Absent, &[(Obstacle::Setup, text)])
+            }
+            _ => found,
+        });
+        if let Some(alloc) = &mut alloc {
+            alloc.charge = charge;
+        }
         let self_check = alloc.as_ref().map(|alloc| alloc.self_check.clone());
         let mut reports = vec![ProbeReport { self_check, ..report(Probe::Alloc, mode, &reasons) }];
+        reports.extend(charge_report);
         let mut secondary = SecondaryProbes::load(options, &kernel, alloc.as_mut());
         reports.append(&mut secondary.reports);
         // Not needed if accesses are not counted.
@@ -317,7 +332,8 @@ impl Probes {
     }
 
     fn families(&self) -> impl Iterator<Item = &Family> {
-        self.alloc.iter().map(|alloc| &alloc.family).chain(self.secondary.families())
+        let charge = self.alloc.iter().filter_map(|alloc| alloc.charge.as_ref()).map(|charge| &charge.family);
+        self.alloc.iter().map(|alloc| &alloc.family).chain(charge).chain(self.secondary.families())
     }
 
     /// Returns the kernel memory of each family's maps in bytes, as the kernel reports it (`memlock` in fdinfo), by the

@@ -10,6 +10,9 @@ use numaward_topology::NodeSet;
 pub enum Probe {
     /// Page allocations: the tracepoint `kmem:mm_page_alloc`.
     Alloc,
+    /// Pages charged outside guaranteed nodes: the function `charge_memcg`, `__mem_cgroup_charge` or `mem_cgroup_charge`.
+    /// If it is absent, [`Probe::Alloc`] counts misses instead.
+    Charge,
     /// Hugepages taken from the pools: the function `alloc_hugetlb_folio`, or `alloc_huge_page`.
     Hugepages,
     /// Sampled accesses to local and remote memory: the function `task_numa_fault`.
@@ -36,7 +39,8 @@ pub enum Probe {
 
 impl Probe {
     /// All probes except those of allocations and of [`ProbeOptions::call_chains`](crate::ProbeOptions::call_chains).
-    pub const SECONDARY: [Self; 9] = [
+    pub const SECONDARY: [Self; 10] = [
+        Self::Charge,
         Self::Hugepages,
         Self::Hint,
         Self::Scan,

@@ -4,12 +4,12 @@
 //! atomics in the probe) if all shards fit into [`MAX_PER_CPU_BYTES`]. Otherwise the CPUs of one memory node share a shard,
 //! or those of several. The reader adds up the shards.
 
-use std::os::fd::AsFd as _;
+use std::{os::fd::AsFd as _, sync::Arc};
 
 use aya::maps::MapData;
 use numaward_abi::AllocCounters;
 
-use crate::{MapAccessError, sys};
+use crate::{MapAccessError, charge::add_misses, sys};
 
 /// The name of the map.
 pub(crate) const MAP: &str = "CTR";
@@ -74,10 +74,13 @@ pub(crate) fn pages(words: &[u64]) -> u64 {
 pub(crate) struct CounterRows {
     pub(crate) layout: RowLayout,
     pub(crate) map: MapData,
+    /// The misses by slot and node, if another probe counts them.
+    pub(crate) misses: Option<Arc<MapData>>,
 }
 
 impl CounterRows {
-    /// Reads the rows of `count` slots from `first` on, as [`AllocCounters`] by node index.
+    /// Reads the rows of `count` slots from `first` on, as [`AllocCounters`] by node index. Misses are those of the probe that
+    /// counts them.
     pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
         let RowLayout { nodes, rows, shards, .. } = self.layout;
         let mut sums = vec![0; count as usize * self.layout.words_of_slot()];
@@ -87,13 +90,32 @@ impl CounterRows {
             sys::add_array(self.map.fd().as_fd(), row * ROW_WORDS, &mut sums)
                 .map_err(|source| MapAccessError { map: MAP, action: "read", source })?;
         }
+        if let Some(map) = &self.misses {
+            let mut misses = vec![0; sums.len() / ROW_WORDS];
+            add_misses(map, (first * nodes) as usize, &mut misses)?;
+            add_column(&mut sums, &misses);
+        }
         Ok(sums)
+    }
+}
+
+/// Adds misses by row to the rows' own, which are zero.
+fn add_column(rows: &mut [u64], misses: &[u64]) {
+    for ([_, _, outside, _], missed) in rows.as_chunks_mut::<ROW_WORDS>().0.iter_mut().zip(misses) {
+        *outside = outside.wrapping_add(*missed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn misses_of_other_probe_are_added() {
+        let mut rows = [1, 2, 0, 4, 5, 6, 0, 8];
+        add_column(&mut rows, &[30, 70]);
+        assert_eq!(rows, [1, 2, 30, 4, 5, 6, 70, 8]);
+    }
 
     #[test]
     fn pages_outside_are_counted_once() {

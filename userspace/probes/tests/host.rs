@@ -712,7 +712,8 @@ fn outside_nodes(host: &ProbedHost) {
     process.touch(PAGES);
     let now = counted(&probes, slot);
     assert_pages(now.user_outside.0, PAGES);
-    assert_eq!(now.user_outside.0, now.user());
+    // Some pages of the process are charged that are not movable, and the other way round.
+    assert_pages(now.user(), PAGES);
     let events = probes.events().unwrap();
     assert_eq!(events.len(), 1, "one event of thousands of misses: {events:?}");
     let is_reported = |event: &ProbeEvent| {

@@ -14,8 +14,19 @@ use std::{
 use numaward_probes::{Mode, Obstacle, Probe, ProbeReport};
 
 /// Traced functions of the kernel, some of which have other names in other releases.
-const TRACED: [&str; 6] =
-    ["alloc_hugetlb_folio", "alloc_huge_page", "task_numa_fault", "vma_policy_mof", "oom_kill_process", MOVE];
+const TRACED: [&str; 9] = [
+    "alloc_hugetlb_folio",
+    "alloc_huge_page",
+    "task_numa_fault",
+    "vma_policy_mof",
+    "oom_kill_process",
+    MOVE,
+    CHARGE[0],
+    CHARGE[1],
+    CHARGE[2],
+];
+/// The functions that charge pages to memory cgroups.
+const CHARGE: [&str; 3] = ["charge_memcg", "__mem_cgroup_charge", "mem_cgroup_charge"];
 /// The function that moves a folio, since Linux 6.0. The probe also counts without it, but not the nodes.
 const MOVE: &str = "move_to_new_folio";
 /// The first release in which programs can be attached to functions on 64-bit Arm. On x86-64, all supported releases
@@ -108,6 +119,7 @@ impl Features {
             Probe::Alloc | Probe::Migrate | Probe::Stall | Probe::Switch => {
                 ExpectedState::attached(&[Mode::Tracepoint])
             }
+            Probe::Charge => self.at_function(&CHARGE, Mode::Fexit),
             Probe::Hugepages => {
                 let mut expected = self.at_function(&["alloc_hugetlb_folio", "alloc_huge_page"], Mode::Fexit);
                 if !self.has(Feature::MemoryBlocks) {
@@ -229,6 +241,7 @@ pub(crate) fn only_missing_features_excuse() {
         }
     }
     for (probe, mode) in [
+        (Probe::Charge, Mode::Fexit),
         (Probe::Hugepages, Mode::Fexit),
         (Probe::Hint, Mode::Fentry),
         (Probe::Scan, Mode::Fexit),

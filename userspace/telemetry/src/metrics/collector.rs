@@ -247,8 +247,9 @@ impl<S: FamilySink> Families<'_, S> {
     fn add_guarantees(&mut self) -> fmt::Result {
         let mut family = self.out.counter(
             "numa_miss_bytes",
-            "User memory that a workload with a guarantee was given outside its guaranteed nodes; hugepages with their \
-             kind. A Burstable workload has none: its memory may be anywhere, see promise_broken",
+            "User memory outside its guaranteed nodes that was charged to a workload with a guarantee or, if the probe \
+             charge is absent (see probe_info), that its tasks asked for; hugepages with their kind. A Burstable \
+             workload has none: its memory may be anywhere, see promise_broken",
         )?;
         // Both are in the order of names.
         let mut labels = self.workloads.iter().map(|(label, _)| *label);
