@@ -51,15 +51,17 @@ const SWITCH_OF_BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 /// A function that triggers an event.
 type MakeEvents = fn(&Machine, u32) -> Result<()>;
 
-/// Each probe with its hook, the function that triggers the event, and the number of rounds.
-const FAMILIES: [(Probe, &str, MakeEvents, usize); 7] = [
-    (Probe::Switch, "sched_switch", switch_tasks, ROUNDS),
-    (Probe::Hardware, "sched_switch", switch_tasks, ROUNDS),
-    (Probe::Migrate, "mm_migrate_pages", compact, ROUNDS),
-    (Probe::Stall, "mm_vmscan_memcg_reclaim_begin", reclaim_in_cgroup, ROUNDS),
-    (Probe::OomKill, "oom_kill_process", kill_in_cgroup, ROUNDS),
-    (Probe::Hint, "task_numa_fault", reach_another_node, SLOW_LOAD_ROUNDS),
-    (Probe::Scan, "vma_policy_mof", reach_another_node, SLOW_LOAD_ROUNDS),
+/// Each probe with its hooks, of which the first one that the kernel has is used, the function that triggers the event, and
+/// the number of rounds.
+const FAMILIES: [(Probe, &[&str], MakeEvents, usize); 8] = [
+    (Probe::Charge, &["charge_memcg", "__mem_cgroup_charge", "mem_cgroup_charge"], touch, ROUNDS),
+    (Probe::Switch, &["sched_switch"], switch_tasks, ROUNDS),
+    (Probe::Hardware, &["sched_switch"], switch_tasks, ROUNDS),
+    (Probe::Migrate, &["mm_migrate_pages"], compact, ROUNDS),
+    (Probe::Stall, &["mm_vmscan_memcg_reclaim_begin"], reclaim_in_cgroup, ROUNDS),
+    (Probe::OomKill, &["oom_kill_process"], kill_in_cgroup, ROUNDS),
+    (Probe::Hint, &["task_numa_fault"], reach_another_node, SLOW_LOAD_ROUNDS),
+    (Probe::Scan, &["vma_policy_mof"], reach_another_node, SLOW_LOAD_ROUNDS),
 ];
 
 /// Programs that do one thing, for hooks that support them.
@@ -69,7 +71,9 @@ const COMPARISONS: [&str; 2] = ["counter_tp_btf", "clock_tp_btf"];
 pub(crate) fn run(machine: &Machine, cpu: u32) {
     println!("nanoseconds per run; in brackets: times an empty program on the same hook in the same run");
     println!("{:<10} {:<30} {:>16} {:>16} {:>16}", "probe", "hook", "ours", "a counter", "the clock");
-    for (probe, hook, make_events, rounds) in FAMILIES {
+    for (probe, hooks, make_events, rounds) in FAMILIES {
+        let is_usable = |hook: &&str| hooks.len() == 1 || has_function(hook);
+        let hook = hooks.iter().copied().find(is_usable).unwrap_or(hooks[0]);
         match (FamilyLoad { machine, cpu, hook, make_events, rounds }).all(probe) {
             Ok(measured) => {
                 print!("{probe:<10} {hook:<30}");
@@ -116,7 +120,8 @@ impl FamilyLoad<'_> {
             remote: PerfEvent { kind: 1, config: 2 },
         });
         let options = ProbeOptions {
-            alloc_modes: &[],
+            // That probe is not loaded alone.
+            alloc_modes: if probe == Probe::Charge { &[Mode::TpBtf, Mode::Tracepoint] } else { &[] },
             secondary: vec![probe],
             self_check: false,
             fakes: TestOverrides { dram_events, ..TestOverrides::default() },
@@ -187,6 +192,18 @@ impl FamilyLoad<'_> {
 fn stats_of(ebpf: &Ebpf, program: &str) -> Result<(f64, u64)> {
     let info = ebpf.program(program).ok_or("the object has no such program")?.info()?;
     Ok((nanoseconds(info.run_time()), info.run_count()))
+}
+
+/// Returns true if programs can be attached to a function of the kernel.
+fn has_function(name: &str) -> bool {
+    let list = fs::read_to_string("/sys/kernel/tracing/available_filter_functions").unwrap_or_default();
+    list.lines().any(|line| line == name)
+}
+
+/// Touches pages for the first time, which are all on nodes that the process may use.
+fn touch(_: &Machine, _: u32) -> Result<()> {
+    std::hint::black_box(vec![1_u8; FILE_SIZE]);
+    Ok(())
 }
 
 /// Switches between two threads on one CPU that wait for each other.
