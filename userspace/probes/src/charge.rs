@@ -48,7 +48,7 @@ impl ChargeProbe {
         if !options.secondary.contains(&Probe::Charge) || options.alloc_modes.is_empty() {
             return (None, None);
         }
-        let absent = |reasons: &[_]| (None, Some(report_absence(reasons)));
+        let absent = |reasons: &[_]| (None, Some(report(Probe::Charge, Mode::Absent, reasons)));
         if options.duty_cycle.is_some() {
             let text = "switched off by the duty cycle".to_owned();
             return absent(&[(Obstacle::SwitchedOff, text)]);
@@ -186,15 +186,6 @@ pub(crate) fn add_misses(map: &MapData, first: usize, sums: &mut [u64]) -> Resul
         action: "read",
         source,
     })
-}
-
-/// Creates the report of the absent probe, with the consequence.
-pub(crate) fn report_absence(reasons: &[(Obstacle, String)]) -> ProbeReport {
-    let mut report = report(Probe::Charge, Mode::Absent, reasons);
-    if let Some(reason) = &mut report.reason {
-        reason.push_str("; the probe alloc counts misses");
-    }
-    report
 }
 
 /// Returns the number of pages of a transparent hugepage, which are the only compound pages that kernels without folios charge.

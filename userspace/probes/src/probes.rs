@@ -93,11 +93,15 @@ impl Probes {
             reasons.push((Obstacle::DutyCycle, text));
         }
         let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
-        // Without the allocation probe, both end.
-        let charge_report = charge_report.map(|found| match &alloc {
-            None if found.mode != Mode::Absent => {
+        let charge_report = charge_report.map(|found| match (&alloc, found.mode) {
+            // It does not count alone.
+            (None, Mode::Fexit) => {
                 let text = "the allocation probe is absent".to_owned();
                 report(Probe::Charge, Mode::Absent, &[(Obstacle::Setup, text)])
+            }
+            (Some(_), Mode::Absent) => {
+                let reason = found.reason.map(|reason| format!("{reason}; the probe alloc counts misses"));
+                ProbeReport { reason, ..found }
             }
             _ => found,
         });
