@@ -91,6 +91,14 @@ fn check_others(report: &ScriptReport, round: &str, modes: [&str; 6]) {
     }
 }
 
+/// Asserts that the probe of charges has one of these modes.
+fn check_charge(report: &ScriptReport, round: &str, modes: &[&str]) {
+    let probes = report.section(&format!("{round} probes"));
+    let is_expected =
+        |mode: &&str| probes.contains(&format!("numaward_probe_info{{probe=\"charge\",{mode}}} 1"));
+    assert!(modes.iter().any(is_expected), "{round}: {probes}");
+}
+
 const BEST: [&str; 6] = ["fentry", "fexit", "fexit", "tp_btf", "fentry", "tp_btf"];
 const WITHOUT_BTF: [&str; 6] =
     ["kprobe", "absent", "tracepoint", "tracepoint", "memory_events", "tracepoint"];
@@ -110,6 +118,9 @@ fn counters_match_the_kernel() {
     assert!(mode == "tracepoint" && reason == "btf", "{mode}: {reason}");
     for (round, modes) in [("plain", BEST), ("unprivileged", BEST), ("without-btf", WITHOUT_BTF)] {
         check_others(&report, round, modes);
+        let is_attached = round != "without-btf";
+        let charge = if is_attached { r#"mode="fexit",reason="""# } else { r#"mode="absent",reason="btf""# };
+        check_charge(&report, round, &[charge]);
     }
 
     check_machine(&report);
@@ -127,6 +138,8 @@ fn counters_match_under_lockdown() {
     check_all(&report, "lockdown");
     assert_eq!(mode(&report, "lockdown").0, "tp_btf", "lockdown closes the tracepoint");
     check_others(&report, "lockdown", BEST);
+    // Where the owner of a page is no argument of the function, it has to be read.
+    check_charge(&report, "lockdown", &[r#"mode="fexit",reason="""#, r#"mode="absent",reason="permission""#]);
     let doctor = report.json("doctor");
     let lockdown = doctor.as_array().unwrap().iter().find(|check| check["check"] == "lockdown").unwrap();
     assert!(lockdown["finding"].as_str().unwrap().contains("confidentiality"), "{lockdown}");
@@ -230,7 +243,7 @@ fn check_degraded(report: &ScriptReport) {
     let reason = refused["reason"].as_str().unwrap();
     assert!(reason.contains("EPERM") && reason.contains("CAP_BPF"), "{reason}");
     let probes = report.json("nobody status")["probes"].as_array().unwrap().clone();
-    assert_eq!(probes.len(), 9, "{probes:#?}");
+    assert_eq!(probes.len(), 10, "{probes:#?}");
     for other in probes {
         let is_attached =
             !["absent", "memory_stat", "memory_events"].contains(&other["mode"].as_str().unwrap());

@@ -47,7 +47,7 @@ fn check_privileges(report: &ScriptReport, section: &str, bounding: u64, effecti
 /// All probes attach, and only the API server is reported as missing: the machine has none.
 fn check_status(report: &ScriptReport, section: &str) {
     let status = report.json(section);
-    assert_eq!(status["probes"].as_array().unwrap().len(), 9, "{status}");
+    assert_eq!(status["probes"].as_array().unwrap().len(), 10, "{status}");
     for probe in status["probes"].as_array().unwrap() {
         assert_ne!(probe["mode"], "absent", "{status}");
     }

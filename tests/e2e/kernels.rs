@@ -98,6 +98,39 @@ fn guarantee(report: &ScriptReport, seen: &KernelFeatures) {
     assert_eq!(report.section("end"), "0");
 }
 
+/// Misses of a workload are the charged pages on other nodes, whichever task asks for the pages. Pages that its tasks ask for on
+/// behalf of another workload are not included.
+fn misses(report: &ScriptReport) {
+    const SIZE: u64 = 64 * MIB;
+    let status = report.json("dry status");
+    let charge =
+        status["probes"].as_array().unwrap().iter().find(|probe| probe["probe"] == "charge").unwrap();
+    assert_eq!(charge["mode"], "fexit", "{charge}");
+    assert!(charge["selfCheck"].as_str().unwrap().starts_with("passed on nodes 0-1"), "{charge}");
+    let missed = |when: &str| {
+        let section = report.section(&format!("missed {when}"));
+        if section.is_empty() { 0 } else { section.parse::<u64>().unwrap() }
+    };
+    let charged = |when: &str| {
+        let stat = report.numa_stat(&format!("missed {when} numa_stat"));
+        stat["anon"][&1] + stat["file"][&1]
+    };
+    // Linux 5.10 holds back up to 32 pages for each CPU.
+    let tolerance = if report.section("release").starts_with("5.10.") { SIZE / 50 } else { SIZE / 200 };
+    let check = |what: &str, before: &str, after: &str| {
+        let (missed, charged) = (missed(after) - missed(before), charged(after) - charged(before));
+        println!("{what}: {missed} bytes missed, {charged} charged");
+        assert!(missed.abs_diff(SIZE) <= SIZE / 200, "{what}: {missed} bytes: {report}");
+        assert!(missed.abs_diff(charged) <= tolerance, "{what}: {missed}, not {charged} bytes: {report}");
+    };
+    check("by itself", "before", "by itself");
+    check("by another", "before guest", "by guest");
+    let own = missed("for guest") - missed("before host");
+    println!("for another: {own} bytes missed");
+    assert!(own <= 2 * MIB, "{own}: {report}");
+    assert!(report.section("miss events").contains("numaward-load"), "{report}");
+}
+
 #[test]
 fn page_names_features_of_kernel() {
     let Some(bench) = TestEnvironment::open() else { return };
@@ -129,6 +162,7 @@ fn page_names_features_of_kernel() {
         assert_eq!(seen.needs[&name], expected, "{name}: since {since:?}, on {release:?}");
     }
     guarantee(&report, &seen);
+    misses(&report);
     seen.release = format!("{}.{}", release.0, release.1);
 
     let kernel = env::var(KERNEL).unwrap();

@@ -58,7 +58,58 @@ section kept
 grep CapEff /proc/$daemon/status
 section status
 numaward status -o json
+numaward release held >>$remarks
+unload held $load_pid
 section end
 stop_daemon
 echo $?
+
+# Misses are booked to the owner of the pages, whichever task asks for them. Nothing is enforced: pages follow their policy, or are
+# on the node of the CPU.
+new_log
+echo 'enforcement: {mode: dry-run}' >/tmp/dry.yaml
+expect_error "are not written to the kernel: enforcement.mode"
+start_daemon --config /tmp/dry.yaml
+section "dry status"
+numaward status -o json
+mkdir $cgroups/owner $cgroups/guest
+section "owner"
+numaward guarantee /owner --memory 128Mi --cpus 1 --node 0 -o json 2>/tmp/owner.err
+missed() {
+    section "missed $1"
+    ask /metrics | sed -n 's/^numaward_numa_miss_bytes_total{workload="owner",numa_node="1"} //p'
+    section "missed $1 numa_stat"
+    cat $cgroups/owner/memory.numa_stat
+}
+# poke CGROUP: a process of the cgroup, on node 1, writes to the memory of the load, which nobody has touched yet.
+poke() {
+    _address=$(sed -n 's/.*"address":\([0-9]*\).*/\1/p' "$_report")
+    sh -c "echo 0 >$cgroups/$1/cgroup.procs && exec taskset 4 dd if=/dev/zero of=/proc/$load_pid/mem bs=4096 \
+        seek=$((_address / 4096)) count=16384 conv=notrunc" 2>>$remarks
+}
+# Linux 5.10 holds back up to 32 pages for each CPU.
+enough=67108864
+case $(cat /proc/sys/kernel/osrelease) in 5.10.*) enough=66060288 ;; esac
+_charged() { [ "$(on_node_1 $cgroups/$1)" -ge $enough ]; }
+missed before
+load owner --size 64M --policy bind:1
+wait_for 30 _charged owner
+missed "by itself"
+section "miss events"
+_reported() { ask "/api/v1/events?kind=miss&workload=owner" | grep -q message; }
+wait_for 30 _reported
+ask "/api/v1/events?kind=miss&workload=owner"
+end $load_pid
+load owner --size 64M --untouched
+missed "before guest"
+poke guest
+wait_for 30 _charged owner
+missed "by guest"
+end $load_pid
+load guest --size 64M --untouched
+missed "before host"
+poke owner
+wait_for 30 _charged guest
+missed "for guest"
+unload guest $load_pid
 tidy

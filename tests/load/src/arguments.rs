@@ -34,6 +34,9 @@ pub(crate) struct Arguments {
     /// The file that --kind file creates, and removes at its end; its file system must support mmap
     #[arg(long, required_if_eq("kind", "file"))]
     pub(crate) path: Option<PathBuf>,
+    /// Touches nothing, so that another process can: the report has the address
+    #[arg(long, conflicts_with = "walk")]
+    pub(crate) untouched: bool,
     /// Keeps writing to every page in turn while holding
     #[arg(long)]
     pub(crate) walk: bool,

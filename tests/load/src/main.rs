@@ -129,7 +129,7 @@ fn touch(
 ) -> Result<(), Error> {
     pin(cpu)?;
     arguments.policy.apply()?;
-    memory.touch(index, threads)
+    if arguments.untouched { Ok(()) } else { memory.touch(index, threads) }
 }
 
 /// Binds this thread to a CPU.
@@ -166,6 +166,8 @@ struct PlacementReport {
     policy: String,
     threads: usize,
     bytes: u64,
+    /// Start of the memory.
+    address: usize,
     /// Number of 4 KiB pages, regardless of their folio's size.
     pages: usize,
     pages_by_node: BTreeMap<u32, usize>,
@@ -188,6 +190,7 @@ fn report(arguments: &Arguments, memory: &Memory, threads: usize, took: Duration
         policy: arguments.policy.to_string(),
         threads,
         bytes: arguments.size,
+        address: memory.address(),
         pages: nodes.len(),
         absent_pages: nodes.iter().filter(|node| node.is_none()).count(),
         transparent_huge_bytes: memory.transparent_huge_bytes(Path::new("/proc/self/smaps"))?,

@@ -173,6 +173,11 @@ impl Memory {
         self.size / page()
     }
 
+    /// Returns the start of the memory.
+    pub(crate) fn address(&self) -> usize {
+        self.start.addr()
+    }
+
     /// Returns the node of each base page; `None` for a page that is not in memory.
     pub(crate) fn nodes_of_pages(&self) -> Result<Vec<Option<u32>>, Error> {
         let mut nodes = Vec::with_capacity(self.pages());
