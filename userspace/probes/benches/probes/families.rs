@@ -202,7 +202,10 @@ fn has_function(name: &str) -> bool {
 
 /// Touches pages for the first time, which are all on nodes that the process may use.
 fn touch(_: &Machine, _: u32) -> Result<()> {
-    std::hint::black_box(vec![1_u8; FILE_SIZE]);
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(FILE_SIZE)?;
+    memory.resize(FILE_SIZE, 1_u8);
+    std::hint::black_box(memory);
     Ok(())
 }
 
