@@ -34,9 +34,6 @@ use crate::{
 
 const TP_BTF: &str = "alloc_tp_btf";
 
-/// The size of the ring buffer in bytes: room for more than a thousand unread misses.
-pub(crate) const EVENTS_BYTES: u32 = 1 << 16;
-
 /// The attached probe. Dropping it detaches the program.
 pub(crate) struct AllocProbe {
     pub(crate) mode: Mode,
@@ -183,7 +180,7 @@ impl AllocProbe {
             .entries("SLOTS", slots)
             .entries("UNATTRIBUTED", node_count)
             .entries(event_gate::MAP, slots)
-            .entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
+            .entries("EVENTS", options.fakes.ring_bytes.unwrap_or(event_gate::EVENTS_BYTES))
             .entries(rows::MAP, rows.entries())
             .entries("SECTION_NODE", sections.capacity());
         let mut family = Family::load(kernel, "alloc", object, options.slots, settings)?;

@@ -10,7 +10,6 @@ use rustix::param::page_size;
 use crate::{
     CgroupId, Counters, MapAccessError, Mode, NodeCounters, Obstacle, Pages, Probe, ProbeEvent, ProbeOptions,
     ProbeReport,
-    alloc::EVENTS_BYTES,
     btf::charge::{ChargeHook, ChargeLayout, is_memory_on_v1},
     error::ProbeError,
     event,
@@ -20,11 +19,9 @@ use crate::{
     maps::set,
     nodes::NodeNumbering,
     objects::CHARGE,
-    self_check, sys,
+    rows::{MISSES, add_misses},
+    self_check,
 };
-
-/// The name of the counters' map: pages by slot and node index.
-pub(crate) const MAP: &str = "MISSES";
 
 const CHARGE_PROGRAM: &str = "charge_fexit";
 const SWAPIN_PROGRAM: &str = "charge_swapin_fexit";
@@ -111,14 +108,14 @@ impl ChargeProbe {
             .global("HUGETLB", layout.hugetlb)
             .entries("SLOTS", slots)
             .entries(event_gate::MAP, slots)
-            .entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
-            .entries(MAP, entries);
+            .entries("EVENTS", options.fakes.ring_bytes.unwrap_or(event_gate::EVENTS_BYTES))
+            .entries(MISSES, entries);
         let mut family = Family::load(kernel, "charge", object, options.slots, settings)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let mut probe = Self {
             slots: family.take("SLOTS")?,
             misses: EventGate::new(&mut family, "EVENTS")?,
-            counters: Arc::new(family.take_data(MAP)?),
+            counters: Arc::new(family.take_data(MISSES)?),
             family,
         };
         // During the check, all pages are outside.
@@ -175,17 +172,6 @@ impl ChargeProbe {
     ) -> Result<Vec<ProbeEvent>, MapAccessError> {
         self.misses.events(now, |bytes| event::miss(bytes, numbering.ids()))
     }
-}
-
-/// Adds the counters from `first` on.
-pub(crate) fn add_misses(map: &MapData, first: usize, sums: &mut [u64]) -> Result<(), MapAccessError> {
-    use std::os::fd::AsFd as _;
-
-    sys::add_array(map.fd().as_fd(), first, sums).map_err(|source| MapAccessError {
-        map: MAP,
-        action: "read",
-        source,
-    })
 }
 
 /// Returns the number of pages of a transparent hugepage, which are the only compound pages that kernels without folios charge.

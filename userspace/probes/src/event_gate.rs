@@ -19,6 +19,9 @@ const REOPEN_INTERVAL: Duration = Duration::from_secs(61);
 /// The name of the gates' map, in each object that has one.
 pub(crate) const MAP: &str = "EVENT_GATE";
 
+/// The size of the ring buffer in bytes: room for more than a thousand unread misses.
+pub(crate) const EVENTS_BYTES: u32 = 1 << 16;
+
 /// The gates of the watched slots, and the ring buffer of their events.
 pub(crate) struct EventGate {
     map: Array<MapData, u64>,

@@ -9,10 +9,13 @@ use std::{os::fd::AsFd as _, sync::Arc};
 use aya::maps::MapData;
 use numaward_abi::AllocCounters;
 
-use crate::{MapAccessError, charge::add_misses, sys};
+use crate::{MapAccessError, sys};
 
 /// The name of the map.
 pub(crate) const MAP: &str = "CTR";
+
+/// The name of the map with misses by slot and node, of the probe of charges.
+pub(crate) const MISSES: &str = "MISSES";
 
 /// The maximum size in bytes of counters with a shard for each CPU.
 pub(crate) const MAX_PER_CPU_BYTES: u64 = 64 << 20;
@@ -97,6 +100,15 @@ impl CounterRows {
         }
         Ok(sums)
     }
+}
+
+/// Adds the misses from an index of their map on.
+pub(crate) fn add_misses(map: &MapData, first: usize, sums: &mut [u64]) -> Result<(), MapAccessError> {
+    sys::add_array(map.fd().as_fd(), first, sums).map_err(|source| MapAccessError {
+        map: MISSES,
+        action: "read",
+        source,
+    })
 }
 
 /// Adds misses by row to the rows' own, which are zero.

@@ -14,7 +14,7 @@ use rustix::param::page_size;
 use crate::{
     Activity, CallChain, CgroupId, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, ProbeReport,
     activity::{MatrixColumns, NodePairs},
-    alloc::{AllocProbe, EVENTS_BYTES},
+    alloc::AllocProbe,
     btf::BtfError,
     chains::ChainProbes,
     cpu_time::CpuTimeReader,
@@ -255,7 +255,7 @@ impl SecondaryProbes {
             .global("LONG_STALL", long_stall)
             .entries("STALLS", slots)
             .entries(event_gate::MAP, slots)
-            .entries("EVENTS", EVENTS_BYTES)
+            .entries("EVENTS", event_gate::EVENTS_BYTES)
             .entries("OOM_KILLS", slots.saturating_mul(constraints));
         let mut family = Family::load(kernel, "trouble", object, options.slots, settings)?;
         self.events = Some(family.take("EVENTS")?);
