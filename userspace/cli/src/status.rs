@@ -390,9 +390,8 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
     const RESIDENT: Resident =
         Resident { anon_bytes: 1 << 20, file_bytes: 0, shmem_bytes: 0, kernel_bytes: 512 << 10 };
 
-    #[test]
-    fn renders_report() {
-        let workload = |name: &str, counters, remote_bytes, resident| Workload {
+    fn workload(name: &str, counters: Counters, remote_bytes: u64, resident: Option<Resident>) -> Workload {
+        Workload {
             workload: name.to_owned(),
             kind: "unit".to_owned(),
             cgroup: Some(format!("/{name}")),
@@ -413,7 +412,11 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
             tiering: None,
             activity: resident
                 .map(|_| Activity { sampling: Some("skipped_cpuset".to_owned()), ..Activity::default() }),
-        };
+        }
+    }
+
+    #[test]
+    fn renders_report() {
         let confined = |cgroup: &str, cpus: &str, reason: Option<&str>| ConfinedCgroup {
             cgroup: cgroup.to_owned(),
             cpus: cpus.to_owned(),

@@ -22,7 +22,7 @@ pub enum AdmissionError {
     Conflict(FieldError),
     /// The engine rejected the request.
     #[error("{}", describe_rejection(.0))]
-    Rejected(api::Rejection, api::Explanation),
+    Rejected(api::Rejection, Box<api::Explanation>),
     /// No permitted sequence of moves makes the request fit.
     #[error("{reason}: {}", describe_rejection(.rejection))]
     NoPlan {

@@ -303,7 +303,7 @@ pub(super) fn grant(
                     "the request is refused"
                 );
             }
-            return Err(AdmissionError::Rejected(rejection, explanation));
+            return Err(AdmissionError::Rejected(rejection, explanation.into()));
         }
     };
     let allocation = only_allocation(grants);

@@ -39,8 +39,7 @@ pub(crate) fn reserve(
     }
     let others = core.store.state.claims.iter().filter(|(of, other)| *of != uid && other.pod == claim.pod);
     let of_pod = others.map(|(of, other)| (of.as_str(), other.as_ref())).chain([(uid, &claim)]);
-    check_pod(of_pod, requests)
-        .map_err(|rejection| AdmissionError::Rejected(rejection, api::Explanation::default()))?;
+    check_pod(of_pod, requests).map_err(|rejection| AdmissionError::Rejected(rejection, Box::default()))?;
     core.policy.check_fit()?;
     let _span = spans::admit(&claim.name, false);
     let mut change = core.begin();
@@ -59,7 +58,7 @@ pub(crate) fn reserve(
             if let Err(rejection) = &decision.outcome {
                 let explanation = explain::explanation(&decision.explanation);
                 let rejection = describe_rejection(&change, part, rejection);
-                return Err(AdmissionError::Rejected(rejection, explanation));
+                return Err(AdmissionError::Rejected(rejection, explanation.into()));
             }
             let ledger = admission::note_all_started(&change, decision.ledger, &request);
             change.state().ledger = ledger;
@@ -251,7 +250,7 @@ pub(super) fn owner_for(
             );
             let reason = "SeveralDevices".to_owned();
             let rejection = api::Rejection { reason, message, shortfalls: Vec::new() };
-            Err(AdmissionError::Rejected(rejection, api::Explanation::default()))
+            Err(AdmissionError::Rejected(rejection, Box::default()))
         }
     }
 }

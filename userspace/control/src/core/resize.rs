@@ -125,7 +125,10 @@ fn check_replacement(
     let ledger = strategy.release(&conditions::ledger_for(core, Some(path), None), &OwnerId::from(name));
     let decision = spans::decide(&**strategy, &ledger, &request.engine, &terms);
     let grants = decision.outcome.map_err(|rejection| {
-        AdmissionError::Rejected(explain::rejection(&rejection), explain::explanation(&decision.explanation))
+        AdmissionError::Rejected(
+            explain::rejection(&rejection),
+            explain::explanation(&decision.explanation).into(),
+        )
     })?;
     let settings = settings::request_settings(core, request, &admission::only_allocation(grants));
     huge_pages::check_nodes(core, path, settings.mems.as_ref(), untouched)?;
@@ -152,7 +155,7 @@ fn resize_guarantee(
         Err(refused) => {
             let (rejection, explanation) = (explain::resize(&refused), api::Explanation::default());
             if !dry_run {
-                return Err(AdmissionError::Rejected(rejection, explanation));
+                return Err(AdmissionError::Rejected(rejection, explanation.into()));
             }
             return Ok(Admission::DryRun(Box::new(api::DryRun::refused(rejection, explanation))));
         }

@@ -375,7 +375,8 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
     };
     match error {
         AdmissionError::Rejected(rejection, explanation) => {
-            (refusal.rejection, refusal.explanation) = (Some(rejection.clone()), Some(explanation.clone()));
+            (refusal.rejection, refusal.explanation) =
+                (Some(rejection.clone()), Some((**explanation).clone()));
         }
         AdmissionError::NoPlan { reason, rejection } => {
             let message = format!("{reason}: {}", rejection.message);

@@ -119,7 +119,7 @@ pub(crate) fn admit_owner(
     check_account(request, &terms, siblings).map_err(|rejection| {
         AdmissionError::Rejected(
             rejection,
-            api::Explanation { notes: notes.clone(), ..api::Explanation::default() },
+            Box::new(api::Explanation { notes: notes.clone(), ..api::Explanation::default() }),
         )
     })?;
     let started = Instant::now();
@@ -166,7 +166,7 @@ pub(crate) fn admit_owner(
             Ok(())
         }
         Err(rejection) => {
-            let refused = AdmissionError::Rejected(explain::rejection(&rejection), explanation);
+            let refused = AdmissionError::Rejected(explain::rejection(&rejection), explanation.into());
             if attempt == Attempt::First {
                 let pod = format!("{}/{}", ask.pod.namespace, ask.pod.name);
                 tracing::info!(pod, container, reason = %refused, "the pod is refused");
