@@ -46,15 +46,18 @@ enum Feature {
     MemoryBlocks,
     /// The kernel was built with NUMA balancing.
     Balancing,
+    /// The memory controller is on no hierarchy of cgroup v1.
+    UnifiedMemory,
 }
 
-const ALL: [Feature; 6] = [
+const ALL: [Feature; 7] = [
     Feature::Btf,
     Feature::Trampolines,
     Feature::Kprobes,
     Feature::Counters,
     Feature::MemoryBlocks,
     Feature::Balancing,
+    Feature::UnifiedMemory,
 ];
 
 /// The features of a kernel.
@@ -87,6 +90,11 @@ impl Features {
             Feature::Counters => sources.any(|name| is_of_processor(&name)),
             Feature::MemoryBlocks => exists("/sys/devices/system/memory/block_size_bytes"),
             Feature::Balancing => exists("/proc/sys/kernel/numa_balancing"),
+            Feature::UnifiedMemory => {
+                let controllers = fs::read_to_string("/proc/cgroups").unwrap();
+                let hierarchy = controllers.lines().find_map(|line| line.strip_prefix("memory\t"));
+                hierarchy.is_none_or(|numbers| numbers.starts_with("0\t"))
+            }
         };
         Self {
             there: ALL.into_iter().filter(is_there).collect(),
@@ -118,6 +126,9 @@ impl Features {
             Probe::Stall | Probe::Switch if self.has(Feature::Btf) => ExpectedState::attached(&[Mode::TpBtf]),
             Probe::Alloc | Probe::Migrate | Probe::Stall | Probe::Switch => {
                 ExpectedState::attached(&[Mode::Tracepoint])
+            }
+            Probe::Charge if !self.has(Feature::UnifiedMemory) => {
+                ExpectedState::absent(&[Obstacle::Unsupported])
             }
             Probe::Charge => self.at_function(&CHARGE, Mode::Fexit),
             Probe::Hugepages => {
@@ -230,6 +241,7 @@ pub(crate) fn only_missing_features_excuse() {
     let no_btf = without(&[Feature::Btf]);
     let no_counters = without(&[Feature::Counters]);
     let no_balancing = without(&[Feature::Balancing]);
+    let memory_on_v1 = without(&[Feature::UnifiedMemory]);
     let is_right = |features: &Features, probe, mode, obstacle| {
         features.problems(&[report(probe, mode, obstacle)]).is_empty()
     };
@@ -260,6 +272,8 @@ pub(crate) fn only_missing_features_excuse() {
     assert!(is_right(&no_trampolines, Probe::Scan, Mode::Absent, Some(Obstacle::Kernel)));
     assert!(is_right(&no_btf, Probe::Stall, Mode::Tracepoint, None));
     assert!(is_right(&no_balancing, Probe::Hint, Mode::Absent, Some(Obstacle::Unsupported)));
+    assert!(is_right(&memory_on_v1, Probe::Charge, Mode::Absent, Some(Obstacle::Unsupported)));
+    assert!(!is_right(&memory_on_v1, Probe::Charge, Mode::Fexit, None));
     assert!(!is_right(&all, Probe::Hint, Mode::Absent, Some(Obstacle::Unsupported)));
     assert!(!is_right(&no_btf, Probe::Stall, Mode::Absent, Some(Obstacle::Btf)));
     assert!(!is_right(&all, Probe::Stall, Mode::Tracepoint, None));
