@@ -279,6 +279,7 @@ fn probes_agree_with_kernel() {
     let script = format!("pages_of_load={}\n{}", LOAD / page, include_str!("probes.sh"));
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), &script);
     for (probe, mode) in [
+        ("charge", "fexit"),
         ("hugepages", "fexit"),
         ("hint", "fentry"),
         ("scan", "fexit"),
