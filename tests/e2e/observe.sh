@@ -1,6 +1,7 @@
 # Recorded state files of a kubelet with static policies, and containers in the cgroup layouts of both drivers. The test sets
 # $container and $scope.
 set -eu
+echo +memory >$cgroups/cgroup.subtree_control
 leaves_nothing
 
 misses() { ask /metrics | grep '^numaward_numa_miss_bytes_total{'; }
@@ -26,6 +27,10 @@ section doctor
 numaward doctor -o json || true
 
 mkdir -p $cgroups/kubepods/podp1/$container $cgroups/kubepods.slice/kubepods-podp3.slice/$scope
+# As the kubelet does.
+for _cgroup in kubepods kubepods/podp1 kubepods.slice kubepods.slice/kubepods-podp3.slice; do
+    echo +memory >$cgroups/$_cgroup/cgroup.subtree_control
+done
 knobs >/tmp/before
 numaward run >/tmp/daemon.log 2>&1 &
 daemon=$!
