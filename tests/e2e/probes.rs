@@ -317,7 +317,11 @@ fn map_memory_is_bounded() {
     let status = report.json("status");
     let memory = status["mapMemory"].as_object().unwrap();
     let families: Vec<_> = memory.keys().collect();
-    assert_eq!(families, ["alloc", "charge", "cpu_time", "faults", "hugepages", "switch", "trouble"], "{status}");
+    assert_eq!(
+        families,
+        ["alloc", "charge", "cpu_time", "faults", "hugepages", "switch", "trouble"],
+        "{status}"
+    );
     let total: u64 = memory.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert!(total < 128 << 20, "{memory:?}");
     // The metrics and the text output have the same figures.
