@@ -171,8 +171,11 @@ for attack in connections scrapes samples events; do
         wait_for 60 began events-2
     fi
     wait_for 60 began $attack
-    # Longer than a client may block a response.
-    sleep 40
+    # Only scrapes and samples have a response that a client can block: for 30 s.
+    case $attack in
+        scrapes | samples) sleep 40 ;;
+        *) sleep 10 ;;
+    esac
     for _try in 1 2 3; do with_code scrape; done
     with_code stream "" '^: numaward'
     with_code stream "?samples=true" '^event: sample'

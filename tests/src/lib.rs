@@ -23,10 +23,12 @@
 #![expect(clippy::panic, reason = "a library of tests")]
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     env, fmt,
     io::{self, Write},
     path::PathBuf,
+    time::Instant,
 };
 
 use numaward_vm::{Arch, Cache, Debian, Error, GuestTopology, Kernel, Monitor, TOOLS, Vm, find_tool};
@@ -152,9 +154,64 @@ pub fn seed() -> u64 {
 ///
 /// If the machine fails or the script's exit code is not 0.
 pub fn boot(vm: &Vm, script: &str) -> ScriptReport {
-    let mut output = Vec::new();
+    let mut output = TimedOutput::new();
     let result = vm.run(&with_prelude(script), &mut output);
-    report(result, &output)
+    eprintln!("{output}");
+    report(result, &output.bytes)
+}
+
+/// Number of sections in the list of the slowest ones.
+const MAX_SLOW_SECTIONS: usize = 8;
+
+/// Output of a script, with the host's time at the begin of each section.
+struct TimedOutput {
+    bytes: Vec<u8>,
+    /// Number of bytes that were searched for the begin of a section.
+    searched: usize,
+    sections: Vec<(String, Instant)>,
+}
+
+impl TimedOutput {
+    fn new() -> Self {
+        let boot = ("(boot)".to_owned(), Instant::now());
+        Self { bytes: Vec::new(), searched: 0, sections: vec![boot] }
+    }
+}
+
+impl Write for TimedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes.extend_from_slice(bytes);
+        while let Some(length) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') {
+            let line = &self.bytes[self.searched..self.searched + length];
+            if let Some(name) = line.strip_prefix(b"=== ") {
+                self.sections.push((String::from_utf8_lossy(name).into_owned(), Instant::now()));
+            }
+            self.searched += length + 1;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Display for TimedOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ends = self.sections.iter().skip(1).map(|(_, begin)| *begin).chain([Instant::now()]);
+        let mut times: Vec<_> = self
+            .sections
+            .iter()
+            .zip(ends)
+            .map(|((name, begin), end)| (end.duration_since(*begin), name))
+            .collect();
+        times.sort_by_key(|(time, _)| Reverse(*time));
+        f.write_str("slowest sections on the host:")?;
+        for (time, name) in times.iter().take(MAX_SLOW_SECTIONS) {
+            write!(f, "\n{:6.1} s  {name}", time.as_secs_f64())?;
+        }
+        Ok(())
+    }
 }
 
 /// Returns a script with the shell functions that precede every script.
