@@ -18,8 +18,8 @@ use numaward_engine::{
         CPU_OPTIONS, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
         TopologyManagerPolicy, TopologyManagerScope,
     },
-    simulation::replay::faults,
 };
+use numaward_simulation::replay::faults;
 use numaward_topology::{Bytes, CpuSet, HugepagePool, HugepageSize, Machine, NodeId, NodeSet, ZoneKind};
 
 const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));

@@ -7,7 +7,6 @@ use numaward_daemon::kubernetes::nri::testing::PodRequestBuilder;
 use numaward_engine::{
     KubeletStrategy, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
-    simulation::replay::faults,
 };
 use numaward_guarantee::pod::PodClaim;
 use numaward_kube::{
@@ -15,6 +14,7 @@ use numaward_kube::{
     nri::types::{Container, Limit, Online, Pod, Resources},
     pod::{self, NoPods, Notice, PodId, PodSource},
 };
+use numaward_simulation::replay::faults;
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 /// Converters of pods to requests, one for each strategy, with the strategy that decides on them.

@@ -6,7 +6,7 @@
 //! `observe → {probes, cgroup, config, model}`, `telemetry → {model, config}`, `enforce → {model, cgroup, store}`,
 //! `config → {api, engine, cgroup}`, `model → {api, engine, cgroup}`, `api → {engine, topology}`,
 //! `kube → {config, engine, topology}`, `probes → {abi, topology}`,
-//! `cgroup → topology`, `engine → topology`, `ebpf → abi`.
+//! `simulation → engine`, `cgroup → topology`, `engine → topology`, `ebpf → abi`.
 //! A crate may use all crates below it, not only the next layer; a dependency upwards is an error. The engine decides
 //! and has no other effect, so it may only use crates without input and output; of `topology` it gets the plain types,
 //! not the readers of sysfs.
@@ -67,6 +67,7 @@ const TABLE: &[Rule] = &[
             "numaward-config",
             "numaward-engine",
             "numaward-probes",
+            "numaward-simulation",
             "numaward-topology",
         ],
     ),
@@ -88,7 +89,7 @@ const TABLE: &[Rule] = &[
             "numaward-topology",
         ],
     )
-    .testing_with(&["numaward-control", "numaward-store"]),
+    .testing_with(&["numaward-control", "numaward-simulation", "numaward-store"]),
     rule(
         "numaward-control",
         &[
@@ -142,10 +143,12 @@ const TABLE: &[Rule] = &[
     rule("numaward-kube", &["numaward-config", "numaward-engine", "numaward-topology"]),
     rule("numaward-probes", &["numaward-abi", "numaward-topology"]),
     rule("numaward-cgroup", &["numaward-topology"]),
+    rule("numaward-simulation", &["numaward-engine", "numaward-topology"]),
     Rule {
         package: "numaward-engine",
         own: &["numaward-topology"],
-        for_tests: &[],
+        // Its tests replay recorded pods.
+        for_tests: &["numaward-simulation"],
         // schemars and utoipa only with the feature `schema`, which `api` enables: they describe the types of the
         // configuration and of
         // the API.
@@ -180,6 +183,7 @@ const TABLE: &[Rule] = &[
             "numaward-model",
             "numaward-observe",
             "numaward-probes",
+            "numaward-simulation",
             "numaward-store",
             "numaward-telemetry",
             TEST_SUPPORT,
@@ -190,7 +194,10 @@ const TABLE: &[Rule] = &[
     // CPUs and nodes.
     rule("xtask", &["numaward-terminal", TEST_SUPPORT, "numaward-vm"]),
     // The engine's rule about published nodes, which the scheduler's plugin uses.
-    rule("numaward-tests", &["numaward-engine", TEST_SUPPORT, "numaward-topology", "numaward-vm"]),
+    rule(
+        "numaward-tests",
+        &["numaward-engine", "numaward-simulation", TEST_SUPPORT, "numaward-topology", "numaward-vm"],
+    ),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
     rule("numaward-tests-daemon", &[]),

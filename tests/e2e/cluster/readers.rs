@@ -4,10 +4,8 @@
 
 use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::PathBuf, process::Command};
 
-use numaward_engine::{
-    PolicyConfig,
-    simulation::fleet::topology_match::{AlignedRequests, TopologyMatch},
-};
+use numaward_engine::PolicyConfig;
+use numaward_simulation::fleet::topology_match::{AlignedRequests, TopologyMatch};
 use numaward_topology::{Machine, NodeId, NumaNode};
 use serde_json::{Map, Value, json};
 

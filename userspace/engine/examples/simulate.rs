@@ -7,7 +7,7 @@ use std::{
     process::ExitCode,
 };
 
-use numaward_engine::simulation::trace::Trace;
+use numaward_simulation::trace::Trace;
 
 use self::compare::Comparison;
 

@@ -16,7 +16,6 @@
 //! | [`kubelet`] | the strategy that repeats the kubelet's decisions |
 //! | [`native`] | the strategy with the same policies but without the kubelet's defects |
 //! | [`claims`] | devices for resource claims, and their allocation by the scheduler |
-//! | [`simulation`] | replays of recorded traces and fault scenarios |
 //! | [`memory_qos`] | memory settings of cgroups |
 //! | [`checkpoint`] | the kubelet's state files |
 //!
@@ -76,7 +75,6 @@ pub mod qos;
 pub mod quantity;
 mod rebase;
 pub mod request;
-pub mod simulation;
 pub mod strategy;
 pub mod terms;
 

@@ -180,11 +180,11 @@ impl Request {
 }
 
 /// Adds amounts to sums.
-pub(crate) fn add(sums: &mut [u64], amounts: &[u64]) {
+pub fn add(sums: &mut [u64], amounts: &[u64]) {
     sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum = sum.saturating_add(*amount));
 }
 
 /// Raises maxima to amounts.
-pub(crate) fn raise(most: &mut [u64], amounts: &[u64]) {
+pub fn raise(most: &mut [u64], amounts: &[u64]) {
     most.iter_mut().zip(amounts).for_each(|(most, amount)| *most = (*most).max(*amount));
 }

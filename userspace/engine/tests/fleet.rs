@@ -2,16 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use numaward_engine::{
-    policy::Tiers,
-    simulation::{
-        fleet::{
-            Deciders, Fleet, FleetError, HostEvent, Member, MoveLimits, Outcome, RefusalPolicy,
-            SchedulerPlugin,
-        },
-        trace::Trace,
-        variant::Variant,
+use numaward_engine::policy::Tiers;
+use numaward_simulation::{
+    fleet::{
+        Deciders, Fleet, FleetError, HostEvent, Member, MoveLimits, Outcome, RefusalPolicy, SchedulerPlugin,
     },
+    trace::Trace,
+    variant::Variant,
 };
 use numaward_topology::Bytes;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! The strategy `native` with the scenarios and traces of this repository.
 
-use numaward_engine::simulation::{
+use numaward_simulation::{
     trace::{RecordedOutcome, Trace},
     variant::Variant,
 };

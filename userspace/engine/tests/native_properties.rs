@@ -19,8 +19,8 @@ use numaward_engine::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
         TopologyManagerScope,
     },
-    simulation::replay::faults,
 };
+use numaward_simulation::replay::faults;
 use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, ZoneKind};
 use proptest::{collection, option, prelude::*, sample};
 

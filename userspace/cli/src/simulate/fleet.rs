@@ -11,7 +11,7 @@ use std::{
 use anyhow::bail;
 use numaward_api::simulation::{FleetGroup, FleetOutcome, PodTotals, SimulatedFleet};
 use numaward_config::Config;
-use numaward_engine::simulation::{
+use numaward_simulation::{
     fleet::{Deciders, Fleet, Group, MoveLimits, Outcome, RefusalPolicy, SchedulerPlugin},
     quality::per_mille,
     trace::Sums,

@@ -9,15 +9,13 @@ use std::fmt::Write as _;
 
 use numaward_api::simulation::{PodTotals, Simulation, StrategyOutcome, TraceOutcome};
 use numaward_config::Config;
-use numaward_engine::{
-    PolicyConfig, Request,
-    simulation::{
-        fleet::Member,
-        quality::per_mille,
-        replay::Replay,
-        trace::{Sums, Trace},
-        variant::Variant,
-    },
+use numaward_engine::{PolicyConfig, Request};
+use numaward_simulation::{
+    fleet::Member,
+    quality::per_mille,
+    replay::Replay,
+    trace::{Sums, Trace},
+    variant::Variant,
 };
 use numaward_topology::Machine;
 

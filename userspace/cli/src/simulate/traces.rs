@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use numaward_engine::simulation::trace::Trace;
+use numaward_simulation::trace::Trace;
 
 /// The most bytes of a file of traces, decompressed.
 const MAX_BYTES: u64 = 1 << 30;

@@ -9,10 +9,10 @@ use std::fmt;
 use numaward_engine::{
     PolicyConfig,
     policy::{Tiers, TopologyManagerPolicy},
-    simulation::{
-        trace::{Sums, Trace},
-        variant::Variant,
-    },
+};
+use numaward_simulation::{
+    trace::{Sums, Trace},
+    variant::Variant,
 };
 
 use self::table::Table;

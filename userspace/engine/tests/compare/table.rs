@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use numaward_engine::simulation::{quality::per_mille, trace::Sums};
+use numaward_simulation::{quality::per_mille, trace::Sums};
 
 /// Sums of one row.
 #[derive(Clone, Debug, Default)]

@@ -15,10 +15,10 @@ use std::{
 
 use numaward_engine::{
     Allocation, ContainerName, Ledger, NativeOptions, NativeStrategy, OwnerId, Rejection, Request, Strategy,
-    simulation::{
-        format::{ConfigVector, MachineVector, PodVector},
-        replay,
-    },
+};
+use numaward_simulation::{
+    format::{ConfigVector, MachineVector, PodVector},
+    replay,
 };
 use numaward_topology::{Machine, NodeId, ZoneKind};
 use serde::Deserialize;

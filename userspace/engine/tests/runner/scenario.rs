@@ -13,8 +13,8 @@ use numaward_engine::{
     hint::{Hint, HintList, Provider, ProviderHints},
     kubelet::Checkpoints,
     policy::{Component, KubeletVersion, StartError, StartPhase, UnknownName},
-    simulation::format::ParsedConfig,
 };
+use numaward_simulation::format::ParsedConfig;
 use numaward_topology::{CpuSet, Machine, NodeSet};
 use serde_json::{Map, Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use numaward_engine::simulation::format::{ConfigVector, MachineVector, PodVector};
+use numaward_simulation::format::{ConfigVector, MachineVector, PodVector};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -4,15 +4,13 @@
 //! containers of a refused pod in the same steps as the simulation, and removes pods.
 
 use numaward_config::kubernetes::RefusedPolicy;
-use numaward_engine::{
-    Request,
-    simulation::{
-        fleet::{Deciders, Fleet, HostEvent, Member, RefusalPolicy, SchedulerPlugin},
-        trace::Trace,
-        variant::Variant,
-    },
-};
+use numaward_engine::Request;
 use numaward_guarantee::policy;
+use numaward_simulation::{
+    fleet::{Deciders, Fleet, HostEvent, Member, RefusalPolicy, SchedulerPlugin},
+    trace::Trace,
+    variant::Variant,
+};
 use serde_json::{Value, json};
 
 use super::*;

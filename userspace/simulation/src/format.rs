@@ -12,7 +12,7 @@ use numaward_topology::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{
+use numaward_engine::{
     policy::{Component, KubeletVersion, MemoryReservation, PolicyConfig, UnknownName},
     quantity::Quantity,
     request::{ContainerRequest, PodResources, Request, Resources},

@@ -1,6 +1,6 @@
 //! Simulation: replays of pod traces, to compare the admissions and placements of strategies.
 //!
-//! These modules read no files. The caller passes parsed traces.
+//! Everything here is a pure function of its arguments, as in the engine. The caller passes parsed traces.
 //!
 //! | module | content |
 //! |---|---|
@@ -10,6 +10,8 @@
 //! | [`quality`] | quality of the placements, and fragmentation |
 //! | [`variant`] | strategies with the options that are compared |
 //! | [`fleet`] | many equal hosts, and a scheduler that selects one for each pod |
+
+#![forbid(unsafe_code)]
 
 pub mod fleet;
 pub mod format;

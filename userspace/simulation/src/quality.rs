@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use numaward_topology::{Machine, NodeId, ZoneKind};
 
 use super::trace::Trace;
-use crate::{
+use numaward_engine::{
     ledger::{Allocation, Ledger},
     strategy::Allocatable,
 };
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn free_resources_too_small_are_unusable() {
-        use crate::{
+        use numaward_engine::{
             NativeStrategy, PolicyConfig, Quantity, Strategy as _,
             native::NativeOptions,
             policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},

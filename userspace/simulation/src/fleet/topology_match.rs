@@ -20,7 +20,7 @@ use std::{cmp::Reverse, iter};
 use numaward_topology::Machine;
 
 use super::scheduler::Amounts;
-use crate::policy::{PolicyConfig, TopologyManagerPolicy, TopologyManagerScope};
+use numaward_engine::policy::{PolicyConfig, TopologyManagerPolicy, TopologyManagerScope};
 
 /// Divisor of the full score: the plugin's default for the largest number of nodes.
 const MAX_NODES: u64 = 8;

@@ -3,7 +3,7 @@
 use numaward_topology::Machine;
 
 use super::super::trace::{Sums, Trace};
-use crate::{policy::PolicyConfig, request::Request};
+use numaward_engine::{policy::PolicyConfig, request::Request};
 
 /// Most pods of a fleet.
 const MAX_PODS: u64 = 10_000_000;

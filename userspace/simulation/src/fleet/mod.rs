@@ -42,7 +42,7 @@ use super::{
     trace::Sums,
     variant::Variant,
 };
-use crate::{
+use numaward_engine::{
     claims::devices::placement_request,
     ledger::Ledger,
     moves::RebalanceLimits,

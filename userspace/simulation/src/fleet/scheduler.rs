@@ -24,7 +24,7 @@ use super::{
     load::Random,
     topology_match::{AlignedRequests, TopologyMatch},
 };
-use crate::{
+use numaward_engine::{
     claims::allocator::Claim,
     ledger::Ledger,
     policy::PolicyConfig,
@@ -272,7 +272,7 @@ mod tests {
     use numaward_topology::Bytes;
 
     use super::*;
-    use crate::policy::TopologyManagerPolicy;
+    use numaward_engine::policy::TopologyManagerPolicy;
 
     fn container(cpu: &str, memory: &str) -> ContainerRequest {
         let mut resources = Resources::none();

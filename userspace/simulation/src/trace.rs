@@ -7,7 +7,7 @@ use numaward_topology::Machine;
 use serde::Deserialize;
 
 use super::format::{ConfigVector, MachineVector, PodVector};
-use crate::{policy::PolicyConfig, request::Request};
+use numaward_engine::{policy::PolicyConfig, request::Request};
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Trace {

@@ -8,7 +8,7 @@ use super::{
     replay::{Replay, replay},
     trace::Trace,
 };
-use crate::{
+use numaward_engine::{
     kubelet::KubeletStrategy,
     native::{NativeOptions, NativeStrategy},
     policy::{PolicyConfig, StartError, Tiers},

@@ -11,7 +11,7 @@ use super::{
     quality::{PodSizes, Quality},
     trace::{Sums, Trace},
 };
-use crate::{
+use numaward_engine::{
     ledger::Ledger,
     request::{OwnerId, Request},
     strategy::{Allocatable, Strategy},

@@ -1,7 +1,7 @@
 //! Simulation of resource claims: the claims of pods, and the devices that hosts publish for them.
 //!
 //! # Claims
-//! Each Guaranteed pod has one claim. It has a request for each container that runs together with others, or in pod scope one for
+//! Each Guaranteed pod has one claim, with a request for each container that runs together with others, or in pod scope one for
 //! all of them, with its whole CPUs and its memory; CPUs that are not whole are shared. The topology policy determines the
 //! alternatives of a request:
 //!
@@ -23,7 +23,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{CpuSet, Machine, NodeId};
 
-use crate::{
+use numaward_engine::{
     claims::{
         allocator::{
             Alternatives, Amounts, Attribute, Capacity, Claim, ClaimRequest, Constraint, Device,
@@ -224,7 +224,7 @@ impl ClaimDevices {
         } else if self.scope == TopologyManagerScope::Pod {
             units = vec![combine(&units)];
         }
-        // An init container uses the resources of the others before they start.
+        // An init container uses the resources of the app containers before these start.
         if let Some(first) = units.first_mut() {
             for init in request.init_containers.iter().filter(|init| !init.restartable) {
                 for (name, amount) in amounts(init) {
