@@ -62,6 +62,7 @@ const TABLE: &[Rule] = &[
     rule(
         "numaward-cli",
         &[
+            "numaward-accesses",
             "numaward-api",
             "numaward-cgroup",
             "numaward-config",
@@ -143,6 +144,7 @@ const TABLE: &[Rule] = &[
     rule("numaward-kube", &["numaward-config", "numaward-engine", "numaward-topology"]),
     rule("numaward-probes", &["numaward-abi", "numaward-topology"]),
     rule("numaward-cgroup", &["numaward-topology"]),
+    rule("numaward-accesses", &["numaward-api", "numaward-cgroup", "numaward-topology"]),
     rule("numaward-simulation", &["numaward-engine", "numaward-topology"]),
     Rule {
         package: "numaward-engine",

@@ -697,7 +697,7 @@ fn hot(
     Interval(span): Interval,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let hot = runtime()?.block_on(areas::hot::watch(&local_server(connection)?, name, span))?;
+    let hot = runtime()?.block_on(areas::watch_hot(&local_server(connection)?, name, span))?;
     print(output, &hot, areas::hot::render)
 }
 
@@ -707,7 +707,7 @@ fn sampled(
     Interval(span): Interval,
     output: Output,
 ) -> anyhow::Result<ExitCode> {
-    let sampled = runtime()?.block_on(areas::sampled::watch(&local_server(connection)?, name, span))?;
+    let sampled = runtime()?.block_on(areas::watch_sampled(&local_server(connection)?, name, span))?;
     print(output, &sampled, areas::sampled::render)
 }
 

@@ -1,5 +1,4 @@
-//! `numaward regions --hot`: areas of a workload's memory by how often they are accessed, with the nodes of their
-//! pages.
+//! Areas of a workload's memory by how often they are accessed, with the nodes of their pages.
 //!
 //! The kernel's monitor (DAMON) checks one page of each area of a process 200 times a second, and splits and joins
 //! areas by the results. It does not report the CPU of an access, so the remote share is an estimate: it assumes that
@@ -10,7 +9,6 @@ mod node_cpu_time;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     path::Path,
@@ -19,26 +17,20 @@ use std::{
 };
 
 use anyhow::bail;
-use numaward_api::RegionNode;
+use numaward_api::{RegionNode, safe_text::clean};
 use serde::Serialize;
 use serde_with_macros::skip_serializing_none;
-use tokio::time::{interval, sleep};
+use tokio::time::interval;
 
 use self::{
     damon::{AGGREGATION_MICROS, CHECKS_PER_AGGREGATION, MonitoredArea, Monitors},
     node_cpu_time::NodeCpuTime,
 };
-use super::{
-    MAX_TABLE_ROWS, NodeShare, format_percent,
-    maps::{self, MappedRegion},
-    sys,
-    workload::WorkloadProcesses,
-};
 use crate::{
-    client::Server,
-    exit_signals::ExitSignals,
-    table::{columns, or_dash, row, size},
-    text::clean,
+    NodeShare,
+    maps::{self, MappedRegion},
+    processes::WorkloadProcesses,
+    sys,
 };
 
 /// Maximum number of monitored processes, as each one costs a kernel thread. Those with the most memory are chosen.
@@ -51,52 +43,53 @@ const MAX_SAMPLED_PAGES: u64 = 4096;
 /// Areas of a workload's memory, with how often they were accessed.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct HotAreas {
+pub struct HotAreas {
     /// Duration of the monitoring in seconds.
-    seconds: f64,
-    processes: Vec<MonitoredProcess>,
+    pub seconds: f64,
+    pub processes: Vec<MonitoredProcess>,
     /// Missing parts, with the reasons.
-    notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Areas with memory, most accessed first.
-    areas: Vec<HotArea>,
+    pub areas: Vec<HotArea>,
 }
 
 /// A process that was monitored.
 #[skip_serializing_none]
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct MonitoredProcess {
-    pid: u32,
-    command: String,
+pub struct MonitoredProcess {
+    pub pid: u32,
+    pub command: String,
     /// Nodes where its threads ran; empty if they used too little CPU time.
-    ran_on: Vec<NodeShare>,
+    pub ran_on: Vec<NodeShare>,
     /// CPU time of its monitor's kernel thread; absent if the kernel does not provide it.
-    monitor_millis: Option<u64>,
+    pub monitor_millis: Option<u64>,
 }
 
 /// Pages of a mapping that are accessed about equally often.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct HotArea {
-    pid: u32,
+pub struct HotArea {
+    pub pid: u32,
     /// Name as in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
-    region: String,
+    pub region: String,
     /// First address, and the one after the last, in hexadecimal.
-    start: String,
-    end: String,
+    pub start: String,
+    pub end: String,
     /// Share of the checks, which are 5 ms apart, that found a page accessed since the previous check.
-    accessed_percent: f64,
+    pub accessed_percent: f64,
     /// Time for which the accesses have been stable.
-    age_seconds: f64,
+    pub age_seconds: f64,
     /// Memory by node, estimated from some of the pages; empty if none of these is in memory.
-    nodes: Vec<RegionNode>,
+    pub nodes: Vec<RegionNode>,
     /// Estimated share of accesses across nodes; absent if the nodes of the threads are not known.
-    remote_percent: Option<f64>,
+    pub remote_percent: Option<f64>,
 }
 
 impl HotArea {
-    fn bytes(&self) -> u64 {
+    /// Returns the bytes in memory.
+    pub fn bytes(&self) -> u64 {
         self.nodes.iter().map(|part| part.bytes).sum()
     }
 
@@ -107,22 +100,20 @@ impl HotArea {
     }
 }
 
-/// Monitors the processes of a workload for some time, or until the user ends it.
-pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<HotAreas> {
+/// Monitors the processes of a workload until `over` ends.
+pub async fn watch(workload: &WorkloadProcesses, over: impl Future<Output = ()>) -> anyhow::Result<HotAreas> {
     let mut notes = BTreeSet::new();
-    let processes = largest(WorkloadProcesses::find(server, name).await?.processes(&mut notes)?, &mut notes);
+    let processes = largest(workload.processes(&mut notes)?, &mut notes);
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
     let mut cpu_time = NodeCpuTime::new(&numaward_topology::sysfs::read(Path::new("/"))?);
-    let mut exit_signals = ExitSignals::new()?;
     let began = Instant::now();
     let mut monitors = Monitors::start(Path::new("/"), &pids)?;
-    let mut over = pin!(sleep(span));
+    let mut over = pin!(over);
     let mut seconds = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
             _ = seconds.tick() => cpu_time.sample(&pids),
             () = &mut over => break,
-            () = exit_signals.next() => break,
         }
     }
     cpu_time.sample(&pids);
@@ -276,55 +267,6 @@ fn remote_percent(nodes: &[RegionNode], ran_on: &[NodeShare]) -> Option<f64> {
     Some((100.0 - nodes.iter().map(local).sum::<f64>()).clamp(0.0, 100.0))
 }
 
-/// Renders the areas that are accessed most, and the sum of the remaining ones.
-pub(crate) fn render(hot: &HotAreas) -> String {
-    let nodes: BTreeSet<u32> =
-        hot.areas.iter().flat_map(|area| area.nodes.iter().map(|on| on.node)).collect();
-    let accessed: Vec<&HotArea> = hot.areas.iter().filter(|area| area.accessed_percent > 0.0).collect();
-    let mut text = String::new();
-    if accessed.is_empty() {
-        text.push_str("none of the monitored memory was accessed\n");
-    } else {
-        let mut titles = row(["PID", "ADDRESS", "REGION", "ACCESSED", "FOR"]);
-        titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
-        titles.push("REMOTE".to_owned());
-        let cells = |area: &&HotArea| {
-            let mut cells = row([&area.pid.to_string(), &area.start, &area.region]);
-            cells.push(format_percent(area.accessed_percent));
-            cells.push(format!("{:.1} s", area.age_seconds));
-            let on = |node: &u32| area.nodes.iter().find(|on| on.node == *node).map_or(0, |on| on.bytes);
-            cells.extend(nodes.iter().map(|node| size(on(node))));
-            cells.push(or_dash(area.remote_percent.map(format_percent)));
-            cells
-        };
-        let rows = accessed.iter().take(MAX_TABLE_ROWS).map(cells);
-        text.push_str(&columns(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()));
-        if accessed.len() > MAX_TABLE_ROWS {
-            let _ = writeln!(
-                text,
-                "{} more areas are accessed less: -o json has all",
-                accessed.len() - MAX_TABLE_ROWS
-            );
-        }
-    }
-    let all: u64 = hot.areas.iter().map(HotArea::bytes).sum();
-    let of_accessed: u64 = accessed.iter().map(|area| area.bytes()).sum();
-    let _ = writeln!(text, "not accessed: {} of {}", size(all - of_accessed), size(all));
-    for process in &hot.processes {
-        let shares = super::format_shares(&process.ran_on);
-        let ran_on = if shares.is_empty() { "not known, as it used too little CPU time" } else { &shares };
-        let _ = writeln!(text, "process {} ({}) ran on: {ran_on}", process.pid, clean(&process.command));
-    }
-    let cost = hot.processes.iter().map(|process| process.monitor_millis).sum::<Option<u64>>();
-    if let Some(millis) = cost {
-        let _ = writeln!(text, "monitoring took {millis} ms of CPU time in {:.1} s", hot.seconds);
-    }
-    for note in &hot.notes {
-        let _ = writeln!(text, "{note}");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,22 +275,6 @@ mod tests {
 
     fn on(node: u32, bytes: u64) -> RegionNode {
         RegionNode { node, bytes }
-    }
-
-    fn area(accessed_percent: f64, nodes: Vec<RegionNode>) -> HotArea {
-        HotArea {
-            pid: 7,
-            region: "[heap]".to_owned(),
-            start: "0x1000".to_owned(),
-            end: "0x2000".to_owned(),
-            accessed_percent,
-            age_seconds: 2.5,
-            remote_percent: remote_percent(
-                &nodes,
-                &[NodeShare { node: 0, percent: 75.0 }, NodeShare { node: 1, percent: 25.0 }],
-            ),
-            nodes,
-        }
     }
 
     #[test]
@@ -411,35 +337,5 @@ mod tests {
         assert_eq!(remote_percent(&[on(2, MIB)], &ran_on), Some(100.0));
         assert_eq!(remote_percent(&[on(0, MIB)], &[]), None);
         assert_eq!(remote_percent(&[], &ran_on), None);
-    }
-
-    #[test]
-    fn renders_accessed_and_other_memory() {
-        let hot = HotAreas {
-            seconds: 10.0,
-            processes: vec![MonitoredProcess {
-                pid: 7,
-                command: "db\n".to_owned(),
-                ran_on: vec![NodeShare { node: 0, percent: 100.0 }],
-                monitor_millis: Some(12),
-            }],
-            notes: vec!["something is missing".to_owned()],
-            areas: vec![area(95.0, vec![on(1, 2 * MIB)]), area(0.0, vec![on(0, 6 * MIB)])],
-        };
-        let text = render(&hot);
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(
-            lines[0],
-            ["PID", "ADDRESS", "REGION", "ACCESSED", "FOR", "NODE", "0", "NODE", "1", "REMOTE"]
-        );
-        assert_eq!(lines[1].join(" "), "7 0x1000 [heap] 95 % 2.5 s 0 B 2.0 MiB 75 %");
-        assert!(text.contains("\nnot accessed: 6.0 MiB of 8.0 MiB\n"), "{text}");
-        assert!(text.contains("\nprocess 7 (db\\n) ran on: node 0 100 %\n"), "{text}");
-        assert!(
-            text.contains("monitoring took 12 ms of CPU time in 10.0 s\nsomething is missing\n"),
-            "{text}"
-        );
-        let nothing = render(&HotAreas::default());
-        assert!(nothing.starts_with("none of the monitored memory was accessed\n"), "{nothing}");
     }
 }

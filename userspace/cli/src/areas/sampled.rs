@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use super::{
-    super::{MAX_TABLE_ROWS, format_percent, format_shares, percent_of},
-    SampledArea, SampledAreas,
+use numaward_accesses::{
+    percent_of,
+    sampled::{SampledArea, SampledAreas},
 };
+
+use super::{MAX_TABLE_ROWS, format_percent, format_shares};
 use crate::{
     table::{columns, or_dash, row, size},
     text::clean,
@@ -97,10 +99,12 @@ fn table(areas: &[SampledArea]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{super::NodeShare, SampledProcess, SourceCounts, UsedUnit},
-        *,
+    use numaward_accesses::{
+        NodeShare,
+        sampled::{SampledProcess, SourceCounts, UsedUnit},
     };
+
+    use super::*;
 
     fn area(start: u64, samples: u64) -> SampledArea {
         SampledArea {

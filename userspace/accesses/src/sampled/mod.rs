@@ -1,5 +1,4 @@
-//! `numaward regions --sampled`: areas of a workload's memory by the accesses that the processor samples, with their
-//! source nodes.
+//! Areas of a workload's memory by the accesses that the processor samples, with their source nodes.
 //!
 //! The processor selects one of many micro-ops or loads and records its address, its CPU and the source of the data
 //! (AMD: IBS, Intel: PEBS, Arm: SPE). In contrast to the kernel's monitor of accesses (`--hot`), the CPU of an access
@@ -10,7 +9,6 @@
 mod aux;
 mod pmu;
 mod rings;
-mod show;
 mod source;
 mod spe;
 mod tally;
@@ -28,17 +26,15 @@ use numaward_topology::Machine;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde_with_macros::skip_serializing_none;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval};
 
-pub(crate) use self::show::render;
+pub use self::source::SourceCounts;
 use self::{
     pmu::{OutputForm, SamplingUnit},
     rings::{ReadCounts, Rings},
-    source::SourceCounts,
     tally::Tally,
 };
-use super::{NodeShare, maps, sys, workload::WorkloadProcesses};
-use crate::{client::Server, exit_signals::ExitSignals};
+use crate::{NodeShare, maps, processes::WorkloadProcesses, sys};
 
 /// Interval at which the rings are read.
 const READ_INTERVAL: Duration = Duration::from_millis(100);
@@ -47,7 +43,7 @@ const READINGS_PER_FOLD: u32 = 10;
 
 /// Reason why accesses cannot be sampled.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SampledError {
+pub enum SampledError {
     /// The host has no unit that samples addresses.
     #[error(
         "{}: nothing there samples addresses: neither ibs_op (AMD), mem-loads of cpu, cpu_core or cpu_atom (Intel), nor \
@@ -88,97 +84,107 @@ fn hint(error: &io::Error) -> &'static str {
 #[derive(Debug, Default, Serialize)]
 #[skip_serializing_none]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct SampledAreas {
+pub struct SampledAreas {
     /// Duration of the sampling in seconds.
-    seconds: f64,
+    pub seconds: f64,
     /// Name of the processor model.
-    processor: String,
-    units: Vec<UsedUnit>,
+    pub processor: String,
+    pub units: Vec<UsedUnit>,
     /// Number of the workload's samples in the areas.
-    samples: u64,
+    pub samples: u64,
     /// Number of samples for which the nodes of the page and of the CPU are known.
-    placed_samples: u64,
+    pub placed_samples: u64,
     /// Share of the placed samples with the CPU on another node than the page; absent if there are none.
-    remote_percent: Option<f64>,
+    pub remote_percent: Option<f64>,
     /// Sources of the data, as the processor reports them.
-    sources: SourceCounts,
+    pub sources: SourceCounts,
     /// CPU time of this command. The kernel's time for sampling is not included.
-    reading_millis: u64,
-    processes: Vec<SampledProcess>,
+    pub reading_millis: u64,
+    pub processes: Vec<SampledProcess>,
     /// Missing parts, with the reasons.
-    notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Areas, most samples first.
-    areas: Vec<SampledArea>,
+    pub areas: Vec<SampledArea>,
 }
 
 /// A unit that sampled.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct UsedUnit {
-    name: String,
-    cpus: String,
+pub struct UsedUnit {
+    pub name: String,
+    pub cpus: String,
     /// Sampling period: one of so many operations was sampled.
-    period: u64,
+    pub period: u64,
     /// Kind of the counted operations.
-    counts: String,
+    pub counts: String,
 }
 
 /// A process with samples.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct SampledProcess {
-    pid: u32,
-    command: String,
-    samples: u64,
+pub struct SampledProcess {
+    pub pid: u32,
+    pub command: String,
+    pub samples: u64,
     /// Shares of its samples by the node of the CPU.
-    from: Vec<NodeShare>,
+    pub from: Vec<NodeShare>,
 }
 
 /// Adjacent blocks of a region with similar numbers of samples, most of them on the same node.
 #[skip_serializing_none]
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct SampledArea {
-    pid: u32,
+pub struct SampledArea {
+    pub pid: u32,
     /// Name as in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
-    region: String,
+    pub region: String,
     /// First address, and the one after the last, in hexadecimal.
-    start: String,
-    end: String,
-    bytes: u64,
-    samples: u64,
+    pub start: String,
+    pub end: String,
+    pub bytes: u64,
+    pub samples: u64,
     /// Number of samples for which the nodes of the page and of the CPU are known.
-    placed_samples: u64,
+    pub placed_samples: u64,
     /// Share of the placed samples with the CPU on another node than the page; absent if there are none.
-    remote_percent: Option<f64>,
+    pub remote_percent: Option<f64>,
     /// Share of the samples with data from memory among those with a known source; absent if no source is known.
-    dram_percent: Option<f64>,
+    pub dram_percent: Option<f64>,
     /// Nodes of the pages that were found, by their samples; empty if no page was in memory when it was looked up.
-    nodes: Vec<NodeShare>,
-    sources: SourceCounts,
+    pub nodes: Vec<NodeShare>,
+    pub sources: SourceCounts,
 }
 
-/// Samples the accesses of a workload for some time, or until the user ends it.
-pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<SampledAreas> {
-    let machine = numaward_topology::sysfs::read(Path::new("/"))?;
-    let units = pmu::find(Path::new("/"), &machine.cpu_ids())?;
-    let workload = WorkloadProcesses::find(server, name).await?;
-    let mut session = SamplingSession::new(&machine);
-    let ids = workload.process_ids(&mut session.notes);
-    if ids.is_empty() {
-        return Err(workload.no_process_error());
+/// The units of this host that sample addresses.
+#[derive(Debug)]
+pub struct Sampler {
+    machine: Machine,
+    units: Vec<SamplingUnit>,
+}
+
+impl Sampler {
+    /// Finds the units. Fails if there are none.
+    pub fn find() -> anyhow::Result<Self> {
+        let machine = numaward_topology::sysfs::read(Path::new("/"))?;
+        let units = pmu::find(Path::new("/"), &machine.cpu_ids())?;
+        Ok(Self { machine, units })
     }
-    let mut exit_signals = ExitSignals::new()?;
-    let mut rings = Rings::start(&units)?;
-    rings.watch(&ids, &mut session.counts)?;
-    let over = async {
-        tokio::select! {
-            () = sleep(span) => {}
-            () = exit_signals.next() => {}
+
+    /// Samples the accesses of a workload until `over` ends.
+    pub async fn watch(
+        self,
+        workload: &WorkloadProcesses,
+        over: impl Future<Output = ()>,
+    ) -> anyhow::Result<SampledAreas> {
+        let mut session = SamplingSession::new(&self.machine);
+        let ids = workload.process_ids(&mut session.notes);
+        if ids.is_empty() {
+            return Err(workload.no_process_error());
         }
-    };
-    session.follow(rings, ids, |notes| workload.process_ids(notes), over).await;
-    Ok(session.report(units))
+        let mut rings = Rings::start(&self.units)?;
+        rings.watch(&ids, &mut session.counts)?;
+        session.follow(rings, ids, |notes| workload.process_ids(notes), over).await;
+        Ok(session.report(self.units))
+    }
 }
 
 /// Samples and processes so far.
@@ -358,7 +364,7 @@ mod tests {
         let over = async {
             for (at, memory) in memory.iter_mut().enumerate() {
                 while lookups.get() < at {
-                    sleep(Duration::from_millis(10)).await;
+                    tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 memory
                     .iter_mut()
@@ -384,9 +390,8 @@ mod tests {
         };
         assert!(!found(&memory[0]), "accesses before the process belonged to the workload");
         assert!(found(&memory[1]), "{:?}", report.areas);
-        let text = render(&report);
-        assert!(text.contains(", by page faults (1 in 1 faults) of "), "{text}");
-        assert!(text.contains(&format!("process {own} (")), "{text}");
+        let unit = &report.units[0];
+        assert_eq!((unit.name.as_str(), unit.period, unit.counts.as_str()), ("page faults", 1, "faults"));
     }
 
     #[test]

@@ -6,45 +6,31 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Context as _, anyhow};
-use numaward_api::Workloads;
-use numaward_cgroup::{
-    CgroupPath, Hierarchy,
-    read::{self, FoundProcesses},
-};
+use anyhow::anyhow;
+use numaward_api::safe_text::clean;
+use numaward_cgroup::read::{self, FoundProcesses};
 use procfs::process::Process;
-
-use crate::{client::Server, text::clean};
 
 /// Maximum number of processes per cgroup.
 const MAX_PROCESSES: usize = 10_000;
 
 /// Cgroups of a workload on this host, and their processes.
 #[derive(Debug)]
-pub(super) struct WorkloadProcesses {
+pub struct WorkloadProcesses {
     name: String,
     /// Directories of its cgroups; several cgroups can have the same name.
     dirs: Vec<PathBuf>,
 }
 
 impl WorkloadProcesses {
-    /// Looks up the cgroups of a workload in the daemon's API.
-    pub(super) async fn find(server: &Server, name: &str) -> anyhow::Result<Self> {
-        let Workloads { workloads } = server.get("/api/v1/workloads").await?;
-        let mut named = workloads.iter().filter(|workload| workload.workload == name).peekable();
-        named.peek().with_context(|| format!("there is no workload named {name:?}"))?;
-        let hierarchy = Hierarchy::open()?;
-        let mut dirs = Vec::new();
-        for cgroup in named.filter_map(|workload| workload.cgroup.as_deref()) {
-            let path: CgroupPath = cgroup.parse()?;
-            dirs.push(hierarchy.dir(&path));
-        }
-        Ok(Self { name: name.to_owned(), dirs })
+    /// Creates the set of the processes in these directories of cgroups.
+    pub fn new(name: impl Into<String>, dirs: Vec<PathBuf>) -> Self {
+        Self { name: name.into(), dirs }
     }
 
     /// Returns the ids of its current processes, each of them once even if cgroups of the same name are nested. Adds a
     /// note if there are too many processes.
-    pub(super) fn process_ids(&self, notes: &mut BTreeSet<String>) -> BTreeSet<u32> {
+    pub(crate) fn process_ids(&self, notes: &mut BTreeSet<String>) -> BTreeSet<u32> {
         let mut found = BTreeSet::new();
         for dir in &self.dirs {
             // One more than the limit, to detect that there are more.
@@ -63,12 +49,12 @@ impl WorkloadProcesses {
     }
 
     /// Returns the error for a workload without processes.
-    pub(super) fn no_process_error(&self) -> anyhow::Error {
+    pub(crate) fn no_process_error(&self) -> anyhow::Error {
         anyhow!("{}: no process with memory was found in a cgroup of that name", self.name)
     }
 
     /// Returns its processes with memory and their commands, those with the most memory first. Fails if there are none.
-    pub(super) fn processes(&self, notes: &mut BTreeSet<String>) -> anyhow::Result<Vec<(u32, String)>> {
+    pub(crate) fn processes(&self, notes: &mut BTreeSet<String>) -> anyhow::Result<Vec<(u32, String)>> {
         let mut found = BTreeMap::new();
         for pid in self.process_ids(notes) {
             // The process may have ended.
@@ -97,7 +83,7 @@ mod tests {
     #[test]
     fn limits_processes_with_a_note() {
         let cgroup = tempfile::tempdir().unwrap();
-        let workload = WorkloadProcesses { name: "many".to_owned(), dirs: vec![cgroup.path().to_owned()] };
+        let workload = WorkloadProcesses::new("many", vec![cgroup.path().to_owned()]);
         let ids = |pids: RangeInclusive<usize>| {
             let lines: Vec<String> = pids.map(|pid| pid.to_string()).collect();
             fs::write(cgroup.path().join("cgroup.procs"), lines.join("\n")).unwrap();

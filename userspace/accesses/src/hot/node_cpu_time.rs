@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use numaward_topology::{CpuId, Machine, NodeId};
 use procfs::process::Process;
 
-use super::super::{NodeShare, percent_of};
+use crate::{NodeShare, percent_of};
 
 /// CPU time of processes by node, as far as it was sampled. The time of a thread between two samples counts for the
 /// node where it runs at the second one.

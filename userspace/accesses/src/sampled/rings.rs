@@ -227,7 +227,7 @@ pub(super) mod tests {
     use perf_event::SampleSkid;
 
     use super::*;
-    use crate::areas::{
+    use crate::{
         maps,
         sampled::tally::Tally,
         sys::{self, tests::map_by_page},

@@ -69,14 +69,14 @@ impl AccessSource {
 /// Number of accesses by their source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SourceCounts {
-    pub(super) cache: u64,
-    pub(super) local_memory: u64,
-    pub(super) remote_memory: u64,
-    pub(super) remote_cache: u64,
+pub struct SourceCounts {
+    pub cache: u64,
+    pub local_memory: u64,
+    pub remote_memory: u64,
+    pub remote_cache: u64,
     /// Memory or caches of another chip; the processor does not distinguish them.
-    pub(super) elsewhere: u64,
-    pub(super) unknown: u64,
+    pub elsewhere: u64,
+    pub unknown: u64,
 }
 
 impl SourceCounts {
