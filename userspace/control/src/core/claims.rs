@@ -108,7 +108,7 @@ pub(crate) fn limit(
     let ledger = change.store.state.ledger.clone();
     drop(change);
     if !changed.is_empty() {
-        shared_pool::change_containers(core, ledger, |placed| owners.contains(&placed.of.owner))?;
+        shared_pool::change_containers(core, Some(ledger), |placed| owners.contains(&placed.of.owner))?;
         tracing::info!(pod, "resource claims follow the changed requests of their pod");
     }
     Ok(changed)

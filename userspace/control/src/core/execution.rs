@@ -107,6 +107,11 @@ impl Execution {
         }
     }
 
+    /// Returns true during a blocking operation.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.is_some()
+    }
+
     /// Returns true while a container runtime waits for an answer.
     pub(super) fn is_runtime_waiting(&mut self) -> bool {
         self.inbox.as_mut().is_some_and(|inbox| {

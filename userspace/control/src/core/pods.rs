@@ -20,7 +20,7 @@
 //!
 //! [`ending`] releases containers and pods that have ended. [`binding`] retries failed binds, and removes containers that were never
 //! started. [`uninstall`] restores the settings that containers would have without the daemon. [`waiting`] has the containers that run
-//! without their requested resources, and [`settings`](super::settings) the settings of containers.
+//! without their requested resources, [`shared_claims`] the division of resource claims, and [`settings`](super::settings) the settings of containers.
 //!
 //! # Invariants
 //! - The state is stored before the runtime gets an answer from it.
@@ -32,6 +32,7 @@ pub(crate) mod ending;
 pub(crate) mod placement;
 pub(crate) mod resize;
 pub(crate) mod room;
+mod shared_claims;
 pub(crate) mod synchronize;
 #[cfg(test)]
 mod tests;
@@ -40,7 +41,9 @@ pub(crate) mod waiting;
 
 use std::{collections::BTreeSet, time::Instant};
 
-use self::{ending::EndedContainers, room::RefusedPods, waiting::UnplacedContainers};
+use self::{
+    ending::EndedContainers, room::RefusedPods, shared_claims::SharedClaims, waiting::UnplacedContainers,
+};
 use super::{Core, shared_pool};
 
 /// State of pods that does not survive a restart.
@@ -51,16 +54,18 @@ pub(super) struct Pods {
     /// Owners with a refused latest request.
     refused: BTreeSet<String>,
     refused_for_room: RefusedPods,
+    shared_claims: SharedClaims,
     /// Containers for which the runtime was asked to restore settings.
     restore_requested: BTreeSet<String>,
 }
 
-/// Periodic work: follows the shared pool, retries waiting and unbound containers, continues releases, and checks the CPUs of a few
-/// containers without exclusive ones.
+/// Periodic work: follows the shared pool, retries waiting and unbound containers, continues releases, divides resource claims, and checks
+/// the CPUs of a few containers without exclusive ones.
 pub(crate) fn maintain(core: &mut Core, now: Instant) {
     shared_pool::follow(core);
     waiting::retry(core);
     binding::maintain(core, now);
     ending::continue_ending(core);
+    shared_claims::divide(core, now);
     shared_pool::check_next(core);
 }

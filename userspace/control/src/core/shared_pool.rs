@@ -253,17 +253,16 @@ pub(super) fn check_next(core: &mut Core) {
     }
 }
 
-/// Replaces the ledger in which the guarantee of these containers has changed, and changes their settings. After a failure, the change
-/// is undone completely. Returns the number of containers.
+/// Changes the settings of containers whose guarantee, or its division among them, has changed. `ledger` replaces the present one. After a
+/// failure, the change is undone completely. Returns the number of containers; 0 if nothing changes.
 pub(super) fn change_containers(
     core: &mut Core,
-    ledger: Ledger,
+    ledger: Option<Ledger>,
     is_concerned: impl Fn(&PlacedContainer) -> bool,
 ) -> Result<usize, AdmissionError> {
     let mut change = core.begin();
-    change.state().ledger = ledger;
-    if !change.is_change() {
-        return Ok(0);
+    if let Some(ledger) = ledger {
+        change.state().ledger = ledger;
     }
     let containers = change.store.state.containers.values().filter(|placed| is_concerned(placed));
     let containers: BTreeMap<_, _> =
@@ -273,10 +272,16 @@ pub(super) fn change_containers(
         let settings = settings::container_settings(&change, &placed);
         updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
         if note_settings(change.state(), &path, &settings) {
-            changes.push((path, Some(settings)));
+            // A cgroup that no longer exists must not make the plan for the remaining ones fail.
+            if !matches!(change.hierarchy.id_of(&path), Ok(None)) {
+                changes.push((path, Some(settings)));
+            }
         } else if settings::is_guaranteed(&change, &placed) {
             unbound.push(placed.of.id.clone());
         }
+    }
+    if !change.is_change() {
+        return Ok(0);
     }
     change_held(change, SettingsChange::Each(changes))?;
     for id in &unbound {

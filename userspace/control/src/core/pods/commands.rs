@@ -1,5 +1,7 @@
 //! Requests of the container runtime, and their dispatch.
 
+use std::time::Instant;
+
 use numaward_api::EnforcementMode;
 use numaward_enforce::SettingsChange;
 use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::SyncResult};
@@ -9,7 +11,7 @@ use tokio::sync::oneshot;
 use super::{
     binding, ending,
     placement::{self, OwnerRequest},
-    resize, room, synchronize, uninstall, waiting,
+    resize, room, shared_claims, synchronize, uninstall, waiting,
 };
 use crate::core::{Attempt, Core, execution::DeferredReply, inbox::RuntimeCommand, settings, shared_pool};
 
@@ -59,6 +61,7 @@ pub(crate) fn pod_command(
             if let Some(owner) = owner {
                 core.store.storage.decisions.note(&owner, &core.store.state);
                 shared_pool::note_guarantees_changed(core);
+                shared_claims::divide(core, Instant::now());
             }
             return None;
         }

@@ -10,6 +10,7 @@ use numaward_guarantee::{
     request::Target,
     state::{Guarantee, State},
 };
+use numaward_model::pod::GuaranteeSource;
 
 use crate::core::{Core, release, shared_pool};
 
@@ -55,6 +56,9 @@ pub(crate) fn container_stopped(core: &mut Core, id: &str) {
     }
     let before = core.store.state.clone();
     forget_container(core, id);
+    if placed.of.slice == GuaranteeSource::Claim {
+        core.pods.shared_claims.note_changed(&placed.of.owner);
+    }
     let mut containers = core.store.state.containers.values();
     let is_shared = containers.any(|other| other.of.owner == placed.of.owner);
     let is_alone = core.store.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());

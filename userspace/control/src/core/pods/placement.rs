@@ -287,6 +287,9 @@ pub(crate) fn note_placed(
     let without_us = known.or_else(|| uninstall::original_settings(core, &ask.has));
     let (cgroup, memory, keeps_pod_quota) = (ask.cgroup.clone(), ask.memory, ask.keeps_pod_quota);
     let placed = PlacedContainer { of, cgroup, memory, keeps_pod_quota, without_us };
+    if placed.of.slice == GuaranteeSource::Claim {
+        core.pods.shared_claims.note_changed(&placed.of.owner);
+    }
     core.store.state.containers.insert(ask.id.clone(), placed.clone());
     placed
 }

@@ -81,7 +81,7 @@ pub(crate) fn resize_pod(core: &mut Core, uid: &str, to: &Resources) -> Result<(
     if ledger == core.store.state.ledger {
         return Ok(());
     }
-    let containers = shared_pool::change_containers(core, ledger, |placed| {
+    let containers = shared_pool::change_containers(core, Some(ledger), |placed| {
         placed.of.owner == uid && placed.of.shares_pod()
     })?;
     tracing::info!(pod = uid, containers, "the shared resources of the pod were resized");

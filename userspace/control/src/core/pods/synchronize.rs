@@ -8,7 +8,7 @@ use std::{
 use numaward_cgroup::knob::Quota;
 use numaward_guarantee::pod::{ContainerPlacementRequest, SyncResult, UnpinnedReason, Update};
 
-use super::{ending, waiting};
+use super::{ending, shared_claims, waiting};
 use crate::core::{Core, settings, shared_pool};
 
 /// Releases containers and pods that are not in a complete list of the runtime.
@@ -82,6 +82,7 @@ pub(crate) fn synchronize(
         return SyncResult::default();
     }
     shared_pool::note_guarantees_changed(core);
+    shared_claims::note_all_changed(core);
     // The shared pool is final only after all containers have been placed.
     for (ask, placed) in containers.into_iter().zip(&placed) {
         let settings = settings::container_settings(core, placed);

@@ -397,3 +397,84 @@ fn containers_follow_their_limited_claim() {
     claims::release(&mut bench.core, "c").unwrap();
     assert_eq!(pool(&bench), "0-7");
 }
+
+/// Returns a memory knob of a cgroup in MiB.
+fn mib(bench: &ExecutionBench, path: &str, knob: &str) -> u64 {
+    crate::testing::line(&bench.core.hierarchy.root().join(path).join(knob)).parse::<u64>().unwrap() >> 20
+}
+
+/// Returns `memory.min` of the containers `one` and `two`, of their pod, and of its parent, in MiB.
+fn protected(bench: &ExecutionBench) -> [u64; 4] {
+    let paths = ["kubepods/pod-a/one", "kubepods/pod-a/two", "kubepods/pod-a", "kubepods"];
+    paths.map(|path| mib(bench, path, "memory.min"))
+}
+
+#[test]
+fn containers_divide_memory_of_their_claim() {
+    let mut bench = ExecutionBench::new();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 2), None).unwrap();
+    let asks = ["one", "two"].map(|id| claiming(id, named("db")));
+    drop(bench.create(&asks[0]));
+    bench.handle();
+    drop(bench.bind(&asks[1]));
+    let mut bound = bench.bind(&asks[0]);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    assert_eq!(protected(&bench), [992, 0, 992, 992]);
+    assert_eq!(mib(&bench, "kubepods/pod-a/one", "memory.low"), 1024);
+    // Before the second one runs, the first one has only half.
+    drop(bench.create(&asks[1]));
+    bench.handle();
+    assert_eq!(protected(&bench), [496, 0, 496, 496]);
+    let mut bound = bench.bind(&asks[1]);
+    bench.handle();
+    assert_eq!((bound.try_recv(), protected(&bench)), (Ok(None), [496, 496, 992, 992]));
+    // The pod is resized.
+    let requests: Amounts =
+        [("cpu".into(), Quantity::whole(2)), ("memory".into(), Quantity::whole(512 << 20))].into();
+    claims::limit(&mut bench.core, "uid-a", Some(&requests)).unwrap();
+    assert_eq!(protected(&bench), [240, 240, 480, 480]);
+    claims::limit(&mut bench.core, "uid-a", None).unwrap();
+    for (id, expected) in [("one", [0, 992, 992, 992]), ("two", [0; 4])] {
+        drop(bench.ask(|answer| PodCommand::Stopped { id: id.to_owned(), answer }));
+        bench.handle();
+        run_turn(&mut bench, Instant::now());
+        assert_eq!(protected(&bench), expected, "{id}");
+    }
+    claims::release(&mut bench.core, "c").unwrap();
+    assert!(bench.core.store.state.applied.is_empty());
+}
+
+/// A daemon that died between the creation of a container and the division divides the claim at its start.
+#[test]
+fn claim_is_divided_after_a_failure() {
+    let mut bench = ExecutionBench::new();
+    claims::reserve(&mut bench.core, "c", reserved_claim("a", 2), None).unwrap();
+    let asks = ["one", "two"].map(|id| claiming(id, named("db")));
+    drop(bench.create(&asks[0]));
+    bench.handle();
+    drop(bench.bind(&asks[0]));
+    bench.handle();
+    let knob = bench.dir_of(&asks[0]).join("memory.min");
+    fs::remove_file(&knob).unwrap();
+    fs::create_dir(&knob).unwrap();
+    let mut created = bench.create(&asks[1]);
+    bench.handle();
+    assert!(created.try_recv().is_ok(), "the second container starts");
+    fs::remove_dir(&knob).unwrap();
+    fs::write(&knob, (992_u64 << 20).to_string()).unwrap();
+    let now = Instant::now();
+    run_turn(&mut bench, now);
+    assert_eq!(mib(&bench, "kubepods/pod-a/one", "memory.min"), 992, "not at once");
+    run_turn(&mut bench, now + Duration::from_secs(2));
+    assert_eq!(mib(&bench, "kubepods/pod-a/one", "memory.min"), 496);
+
+    drop(bench.bind(&asks[1]));
+    bench.handle();
+    let id = "two".to_owned();
+    bench.core.store.state.containers.remove(&id);
+    let sandboxes = BTreeMap::from([("sandbox-a".to_owned(), "uid-a".to_owned())]);
+    synchronize::synchronize(&mut bench.core, &asks[..1], &sandboxes, true);
+    run_turn(&mut bench, now + Duration::from_mins(1));
+    assert_eq!(mib(&bench, "kubepods/pod-a/one", "memory.min"), 992);
+}

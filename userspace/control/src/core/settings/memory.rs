@@ -12,13 +12,16 @@
 //!
 //! If `memoryReservationPolicy` is not set, containers with guaranteed memory are protected; with `TieredReservation`, every container that
 //! requests memory, as in Kubernetes. The enforcer raises the cgroups of the pod and of its class to the sums.
+//!
+//! The memory of a resource claim is protected whatever the class of the pod. The containers that share a claim have equal parts of it.
 
 use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
-use numaward_engine::memory_qos::MemorySettings;
+use numaward_engine::memory_qos::{self, MemorySettings};
 use numaward_guarantee::{
     pod::{MemoryClaim, PlacedContainer},
     policy,
 };
+use numaward_model::pod::GuaranteeSource;
 use numaward_topology::{Bytes, ZoneKind};
 
 use crate::core::Core;
@@ -59,18 +62,39 @@ fn knobs(config: &Config, ask: &MemoryClaim, has_guaranteed_memory: bool, ceilin
     }
 }
 
+/// Returns the knobs of a container for its part of the memory of a claim.
+fn claim_knobs(config: &Config, ask: &MemoryClaim, part: Bytes, ceiling: Bytes) -> MemoryKnobs {
+    let own = knobs(config, ask, false, ceiling);
+    let part = part.min(ask.limit.unwrap_or(part));
+    let qos = policy::memory_qos(config, MemoryReservationPolicy::TieredReservation, ceiling);
+    if part == Bytes(0) || qos.reservation == memory_qos::MemoryReservationPolicy::None {
+        return own;
+    }
+    MemoryKnobs {
+        // The limit is that of the pod, which may have nothing but its claims.
+        min: own.min.max(Some(Bytes(part.0 - unprotected_part(part).0))),
+        low: own.low.max(Some(part)),
+        high: own.high.filter(|high| *high > part),
+    }
+}
+
 /// Returns the memory knobs of a container.
 pub(super) fn memory_knobs(core: &Core, placed: &PlacedContainer) -> MemoryKnobs {
-    let has_guaranteed_memory = core.allocation_for(&placed.of).is_some_and(|held| {
-        held.blocks.iter().any(|block| block.kind == ZoneKind::Memory && block.bytes.0 > 0)
-    });
+    let blocks = core.allocation_for(&placed.of).into_iter().flat_map(|held| &held.blocks);
+    let guaranteed = blocks.filter(|block| block.kind == ZoneKind::Memory);
+    let guaranteed = guaranteed.fold(0_u64, |sum, block| sum.saturating_add(block.bytes.0));
     let allocatable = core.policy.strategy.allocatable();
     let ceiling: u64 = match allocatable.memory.get(&ZoneKind::Memory) {
         Some(nodes) => nodes.values().map(|bytes| bytes.0).sum(),
         // Without managed memory, this is the memory of the machine.
         None => core.policy.machine.nodes.values().map(|node| node.memory.0).sum(),
     };
-    knobs(&core.config, &placed.memory, has_guaranteed_memory, Bytes(ceiling))
+    if placed.of.slice != GuaranteeSource::Claim {
+        return knobs(&core.config, &placed.memory, guaranteed > 0, Bytes(ceiling));
+    }
+    let containers = core.store.state.containers.values();
+    let users = containers.filter(|other| other.of.owner == placed.of.owner).count() as u64;
+    claim_knobs(&core.config, &placed.memory, Bytes(guaranteed / users.max(1)), Bytes(ceiling))
 }
 
 #[cfg(test)]
@@ -126,5 +150,40 @@ mod tests {
             knobs(&Config::default(), &MemoryClaim::default(), true, Bytes(0)),
             MemoryKnobs::default()
         );
+    }
+
+    #[test]
+    fn claim_is_protected_in_every_class() {
+        use numaward_engine::QosClass::{BestEffort, Burstable, Guaranteed};
+        const OFF: &str = r#"{"memoryReservationPolicy": "None"}"#;
+        const TIERED: &str = r#"{"memoryReservationPolicy": "TieredReservation"}"#;
+        const SLOWED: &str = r#"{"memoryThrottlingFactor": 0.5}"#;
+        for (config, class, request, limit, part, expected) in [
+            ("{}", Some(Guaranteed), 0, 0, 1024, [Some(992), Some(1024), None]),
+            ("{}", Some(Burstable), 0, 0, 1024, [Some(992), Some(1024), None]),
+            ("{}", Some(BestEffort), 0, 0, 100, [Some(84), Some(100), None]),
+            // The API server has not reported the pod.
+            ("{}", None, 0, 0, 100, [Some(84), Some(100), None]),
+            ("{}", Some(Guaranteed), 0, 0, 0, [None; 3]),
+            (OFF, Some(Guaranteed), 0, 0, 100, [None; 3]),
+            // No more than the limit of the container, and no less than the configuration protects without the claim.
+            ("{}", Some(Burstable), 10, 60, 100, [Some(44), Some(60), None]),
+            ("{}", Some(Guaranteed), 300, 300, 100, [Some(84), Some(100), None]),
+            (TIERED, Some(Guaranteed), 300, 300, 100, [Some(284), Some(300), None]),
+            // Protected memory is not throttled.
+            (SLOWED, Some(Burstable), 0, 100, 60, [Some(44), Some(60), None]),
+            (SLOWED, Some(Burstable), 0, 100, 40, [Some(24), Some(40), Some(50)]),
+        ] {
+            let read: Config = serde_json::from_str(config).unwrap();
+            let ask = MemoryClaim {
+                class,
+                request: Some(Bytes::mib(request)),
+                limit: (limit > 0).then_some(Bytes::mib(limit)),
+                overhead: None,
+            };
+            let found = claim_knobs(&read, &ask, Bytes::mib(part), Bytes::mib(1000));
+            let found = [found.min, found.low, found.high].map(mib);
+            assert_eq!(found, expected, "{config} {class:?} {request} of {limit}, part {part}");
+        }
     }
 }
