@@ -1,8 +1,10 @@
-//! Target for resource claims: the kubelet's requests, and claims as the API server reports them.
+//! Targets for resource claims: the kubelet's requests, claims as the API server reports them, and their opaque parameters.
 
+use numaward_engine::Terms;
 use numaward_kube::dra::{
     claim::read_text,
     messages::{ClaimId, ClaimsRequest},
+    parameters,
 };
 use prost::Message as _;
 
@@ -24,5 +26,25 @@ pub(crate) fn run(data: &[u8]) {
             assert_eq!(part.prepared(NODE, "cdi").pool_name, NODE);
         }
         assert_eq!(claim.parts.len(), 1);
+    }
+}
+
+pub(crate) fn parameters(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut terms = Terms::default();
+    match parameters::apply(text, &mut terms) {
+        Ok(()) => {
+            assert!(data.len() <= 10 << 10 && text.contains("Placement"));
+            // Parameters choose no nodes, and do not move the claim.
+            let Terms { isolate, resctrl_class, cpu_kinds, hide_siblings, same_cache, .. } = terms.clone();
+            let allowed =
+                Terms { isolate, resctrl_class, cpu_kinds, hide_siblings, same_cache, ..Terms::default() };
+            assert_eq!(terms, allowed);
+            let mut again = terms.clone();
+            assert_eq!(parameters::apply(text, &mut again), Ok(()));
+            assert_eq!(again, terms);
+        }
+        // The error is part of an event, whatever the text is.
+        Err(error) => assert!(error.to_string().len() < 1 << 10, "{error}"),
     }
 }

@@ -32,7 +32,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets, sorted by name.
-pub const TARGETS: [FuzzTarget; 18] = [
+pub const TARGETS: [FuzzTarget; 19] = [
     FuzzTarget { name: "annotations", run: pods::annotations },
     FuzzTarget { name: "checkpoint", run: files::checkpoint },
     FuzzTarget { name: "claim", run: claims::run },
@@ -44,6 +44,7 @@ pub const TARGETS: [FuzzTarget; 18] = [
     FuzzTarget { name: "maps", run: processes::maps },
     FuzzTarget { name: "nri", run: nri::run },
     FuzzTarget { name: "numa_maps", run: processes::numa_maps },
+    FuzzTarget { name: "parameters", run: claims::parameters },
     FuzzTarget { name: "pod", run: pods::pod },
     FuzzTarget { name: "program", run: processes::program },
     FuzzTarget { name: "record", run: text::record },

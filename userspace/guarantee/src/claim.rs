@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api as api;
 use numaward_engine::{
-    OwnerId, Quantity, Request,
+    OwnerId, Quantity, Request, Terms,
     claims::{allocator::Amounts, devices},
 };
 use numaward_topology::NodeId;
@@ -31,6 +31,26 @@ pub struct ReservedClaim {
 pub struct ReservedPart {
     pub node: NodeId,
     pub consumed: Amounts,
+    /// Terms by the parameters of the claim: kinds of CPUs, hidden siblings, caches, isolation.
+    #[serde(default, skip_serializing_if = "Terms::is_default")]
+    pub terms: Terms,
+}
+
+impl ReservedPart {
+    /// Returns the request for these amounts to the strategy of the host, with its terms.
+    pub fn placement_request(&self, owner: OwnerId, amounts: &Amounts) -> (Request, Terms) {
+        let (request, terms) = devices::placement_request(owner, Some(self.node), amounts);
+        let own = self.terms.clone();
+        let terms = Terms {
+            isolate: own.isolate,
+            resctrl_class: own.resctrl_class,
+            cpu_kinds: own.cpu_kinds,
+            hide_siblings: own.hide_siblings,
+            same_cache: own.same_cache,
+            ..terms
+        };
+        (request, terms)
+    }
 }
 
 /// A claim whose amounts changed with the requests of its pod.
@@ -123,7 +143,7 @@ impl ReservedClaim {
     /// Returns the size of its entries in the ledger.
     fn ledger_bytes(&self, uid: &str) -> usize {
         let accounts = self.owners(uid).zip(&self.parts).map(|(owner, part)| {
-            let (request, terms) = devices::placement_request(owner, Some(part.node), &part.consumed);
+            let (request, terms) = part.placement_request(owner, &part.consumed);
             account_bytes(Some(&request), &terms)
         });
         let own = serde_json::to_vec(&(uid, self)).map_or(usize::MAX, |claim| claim.len());

@@ -49,7 +49,7 @@ pub(crate) fn reserve(
     }
     if !change.store.state.claims.contains_key(uid) {
         for (owner, part) in claim.owners(uid).zip(&claim.parts) {
-            let (request, terms) = devices::placement_request(owner, Some(part.node), &part.consumed);
+            let (request, terms) = part.placement_request(owner, &part.consumed);
             admission::check_terms(&change, &terms)?;
             let started = Instant::now();
             let ledger = conditions::ledger_for(&change, None, None);
@@ -170,7 +170,7 @@ fn give(
     amounts: &Amounts,
     growth: Growth,
 ) -> Result<(), Box<engine::Rejection>> {
-    let (request, terms) = devices::placement_request(owner.clone(), Some(part.node), amounts);
+    let (request, terms) = part.placement_request(owner.clone(), amounts);
     let is_like = present_amounts(change, owner).keys().eq(amounts.keys());
     let (strategy, ledger) = (&change.policy.strategy, &change.store.state.ledger);
     if let Some(container) = request.containers.first().filter(|_| is_like)

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use numaward_api::EnforcementMode;
 use numaward_engine::{
-    Quantity,
+    Quantity, Terms,
     claims::{allocator::Amounts, devices},
+    policy::CpuKind,
 };
 use numaward_guarantee::claim::{ReservedClaim, ReservedPart};
 use numaward_topology::NodeId;
@@ -21,6 +22,7 @@ fn claim(parts: &[(u32, u64)]) -> ReservedClaim {
     let part = |&(node, cpus): &(u32, u64)| ReservedPart {
         node: NodeId(node),
         consumed: [("cpu".into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(1 << 30))].into(),
+        terms: Terms::default(),
     };
     ReservedClaim {
         namespace: "ns".to_owned(),
@@ -264,6 +266,56 @@ async fn claims_of_a_pod_are_limited_in_the_ledger() {
     );
     assert!(reserved >= 32, "{reserved} of the longest names");
     reconciler.reserve_claim("other".to_owned(), named(0, "other"), None).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn parameters_are_terms_of_the_reservation() {
+    let bench = DaemonBench::new(&["a"]);
+    let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(4));
+    *bench.host.machine.lock().unwrap() = Arc::new(machine.build().unwrap());
+    bench.cgroup("");
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let with = |terms: Terms| {
+        let mut claim = claim(&[(1, 3)]);
+        claim.parts[0].terms = terms;
+        claim
+    };
+    let unknown = Terms { resctrl_class: Some("batch".to_owned()), ..Terms::default() };
+    let error = reconciler.reserve_claim("u".to_owned(), with(unknown), None).await.unwrap_err().to_string();
+    assert!(error.contains("placement.resctrlClass") && error.contains("batch"), "{error}");
+    let hidden = with(Terms { hide_siblings: true, ..Terms::default() });
+    reconciler.reserve_claim("u".to_owned(), hidden.clone(), None).await.unwrap();
+    let shared = |bench: &DaemonBench| {
+        let shared = bench.host.assigned.lock().unwrap().ledger.shared_pool().clone();
+        (&shared & &bench.host.machine().nodes[&NodeId(1)].cpus).len()
+    };
+    assert_eq!(shared(&bench), 2, "three cores of four are taken");
+    // The claim has three CPUs in the books of the scheduler.
+    assert_eq!(published(&bench).0, [(1, 3)].into());
+    let limit = |cpus: u64| {
+        let requests = [("cpu".into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(1 << 30))];
+        reconciler.limit_claims("pod".to_owned(), Some(requests.into()))
+    };
+    limit(1).await.unwrap();
+    assert_eq!(shared(&bench), 6, "siblings stay hidden");
+    limit(3).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+
+    let (reconciler, thread, stop) = bench.start_with(native());
+    assert_eq!(shared(&bench), 2);
+    assert_eq!(
+        *reconciler.reserve_claim("u".to_owned(), hidden, None).await.unwrap(),
+        with(Terms { hide_siblings: true, ..Terms::default() })
+    );
+    reconciler.release_claim("u".to_owned()).await.unwrap();
+    // No CPU of this machine is isolated.
+    let isolated = Terms { cpu_kinds: [CpuKind::Isolated].into(), ..Terms::default() };
+    let error = reconciler.reserve_claim("v".to_owned(), with(isolated), None).await.unwrap_err().to_string();
+    assert!(error.contains("isolated"), "{error}");
+    assert!(reconciler.reserved_claims().await.unwrap().is_empty());
     stop.cancel();
     thread.join().unwrap();
 }

@@ -23,6 +23,7 @@ use kube::{Api, Client, api::ListParams};
 use numaward_topology::NodeId;
 use parking_lot::Mutex;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::{
     sync::Mutex as Lock,
     time::{Instant, timeout},
@@ -30,7 +31,7 @@ use tokio::{
 
 use super::{
     ApiMetrics, Cause, Operation, RequestError,
-    object::{ApiObject, AtMost, Fields},
+    object::{ApiObject, AtMost, Fields, ShortText},
 };
 use crate::pod::Pod;
 
@@ -148,12 +149,20 @@ pub(crate) struct AllocationResult {
 /// Parameters for drivers.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct DeviceConfiguration {
+    /// `FromClass` or `FromClaim`.
+    #[serde(default)]
+    pub(crate) source: ShortText,
+    /// The requests for which the parameters count; all if empty.
+    #[serde(default)]
+    pub(crate) requests: AtMost<String, MAX_RESULTS>,
     pub(crate) opaque: Option<OpaqueConfiguration>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct OpaqueConfiguration {
     pub(crate) driver: String,
+    /// JSON text in a form that the driver defines.
+    pub(crate) parameters: Option<Box<RawValue>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

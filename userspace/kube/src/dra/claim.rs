@@ -8,6 +8,7 @@
 use futures_util::{FutureExt as _, future::BoxFuture};
 use kube::{Api, Client};
 use numaward_engine::{
+    Terms,
     claims::{
         allocator::Amounts,
         devices::{self, DRIVER},
@@ -16,12 +17,18 @@ use numaward_engine::{
 };
 use numaward_topology::NodeId;
 
-use super::messages::{ClaimId, Device};
+use super::{
+    messages::{ClaimId, Device},
+    parameters::{self, ParameterError},
+};
 use crate::api::{
     ApiMetrics, Cause, Operation, RequestError,
-    claims::{AllocationResult, ClaimBody, ClaimStatus, MAX_RESULTS},
+    claims::{AllocationResult, ClaimBody, ClaimStatus, DeviceConfiguration, MAX_RESULTS},
     object::ApiObject,
 };
+
+/// Source of parameters of a device class.
+const FROM_CLASS: &str = "FromClass";
 
 /// An allocated claim of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,9 +48,29 @@ pub struct ClaimPart {
     pub share_id: Option<String>,
     pub node: NodeId,
     pub consumed: Amounts,
+    /// Terms by the parameters of the claim and its class.
+    pub terms: Terms,
+    /// Terms by the parameters of the class alone, which an administrator writes.
+    pub class_terms: Terms,
 }
 
 impl ClaimPart {
+    /// Checks that the claim itself asks for nothing that a quota does not count.
+    ///
+    /// # Errors
+    ///
+    /// The claim hides siblings, or names a class of L3 caches and memory bandwidth, that its device class does not have.
+    pub fn check_quota(&self) -> Result<(), ClaimError> {
+        let Self { terms, class_terms, .. } = self;
+        if terms.hide_siblings && !class_terms.hide_siblings {
+            return Err(ClaimError::BeyondQuota("hideSiblings"));
+        }
+        if terms.resctrl_class != class_terms.resctrl_class {
+            return Err(ClaimError::BeyondQuota("resctrlClass"));
+        }
+        Ok(())
+    }
+
     /// Returns the answer for the kubelet.
     pub fn prepared(&self, pool: &str, cdi_name: &str) -> Device {
         Device {
@@ -97,10 +124,22 @@ pub enum ClaimError {
     Amount(String, String, String, String),
     #[error("the resource claim requests neither CPUs nor memory of the device {0}")]
     Nothing(String),
+    #[error("the opaque parameters of the {0} for {DRIVER} are refused: {1}")]
+    Parameters(ParameterSource, ParameterError),
     #[error(
-        "the resource claim or its device class has opaque parameters for {DRIVER}, which are not supported"
+        "the opaque parameters of the resource claim have {0}, which takes more than a quota counts: only a device class may have it, or \
+         claims in the namespaces of kubernetes.beyondQuotaNamespaces"
     )]
-    Parameters,
+    BeyondQuota(&'static str),
+}
+
+/// Origin of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+pub enum ParameterSource {
+    #[display("device class of the resource claim")]
+    Class,
+    #[display("resource claim")]
+    Claim,
 }
 
 /// Reader of the allocations of claims.
@@ -154,12 +193,9 @@ fn allocation(
     if devices.results.count > MAX_RESULTS || devices.config.count > MAX_RESULTS {
         return Err(ClaimError::TooManyDevices);
     }
-    let mut opaque = devices.config.items.iter().filter_map(|config| config.opaque.as_ref());
-    if opaque.any(|opaque| opaque.driver == DRIVER) {
-        return Err(ClaimError::Parameters);
-    }
     let own = devices.results.into_iter().filter(|result| result.driver == DRIVER);
-    let parts = own.map(|result| part(result, node)).collect::<Result<Vec<_>, _>>()?;
+    let config = &devices.config.items;
+    let parts = own.map(|result| part(result, node, config)).collect::<Result<Vec<_>, _>>()?;
     match parts.len() {
         0 => Err(ClaimError::NoDevice),
         1 => Ok(AllocatedClaim { pod, parts }),
@@ -167,7 +203,34 @@ fn allocation(
     }
 }
 
-fn part(result: AllocationResult, pool: &str) -> Result<ClaimPart, ClaimError> {
+/// Adds the parameters for a request to these terms: those of the class, then those of the claim.
+fn add_parameters(
+    config: &[DeviceConfiguration],
+    request: &str,
+    of: ParameterSource,
+    mut terms: Terms,
+) -> Result<Terms, ClaimError> {
+    for config in config {
+        let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
+        let source =
+            if config.source.0 == FROM_CLASS { ParameterSource::Class } else { ParameterSource::Claim };
+        let names = &config.requests;
+        let main = request.split('/').next();
+        let is_for =
+            names.count == 0 || names.items.iter().any(|name| name == request || Some(name.as_str()) == main);
+        if source == of && is_for {
+            let text = opaque.parameters.as_ref().map_or("", |text| text.get());
+            parameters::apply(text, &mut terms).map_err(|error| ClaimError::Parameters(source, error))?;
+        }
+    }
+    Ok(terms)
+}
+
+fn part(
+    result: AllocationResult,
+    pool: &str,
+    config: &[DeviceConfiguration],
+) -> Result<ClaimPart, ClaimError> {
     let device = result.device;
     if result.pool != pool {
         return Err(ClaimError::OtherPool(device, result.pool, pool.to_owned()));
@@ -197,8 +260,10 @@ fn part(result: AllocationResult, pool: &str) -> Result<ClaimPart, ClaimError> {
     if amounts.values().all(|amount| amount.is_zero()) {
         return Err(ClaimError::Nothing(device));
     }
+    let class_terms = add_parameters(config, &result.request, ParameterSource::Class, Terms::default())?;
+    let terms = add_parameters(config, &result.request, ParameterSource::Claim, class_terms.clone())?;
     let request = result.request.split('/').next().unwrap_or_default().to_owned();
-    Ok(ClaimPart { request, device, share_id: result.share_id, node, consumed: amounts })
+    Ok(ClaimPart { request, device, share_id: result.share_id, node, consumed: amounts, terms, class_terms })
 }
 
 /// Returns the allocation in the JSON text of a claim, for the fuzz target.
@@ -294,9 +359,18 @@ mod tests {
                 of_node(),
                 |claim| {
                     claim["status"]["allocation"]["devices"]["config"] =
-                        json!([{"opaque": {"driver": DRIVER}}]);
+                        json!([{"source": "FromClaim", "opaque": {"driver": DRIVER}}]);
                 },
-                "parameters",
+                "the opaque parameters of the resource claim for numaward.io are refused: parameters: they are not an object",
+            ),
+            (
+                of_node(),
+                |claim| {
+                    let parameters =
+                        json!({"apiVersion": "numaward.io/v1alpha1", "kind": "Placement", "nodes": "0"});
+                    claim["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClass", "opaque": {"driver": DRIVER, "parameters": parameters}}]);
+                },
+                "the opaque parameters of the device class of the resource claim for numaward.io are refused: nodes:",
             ),
             (vec![result("gpu-1", &two)], |_| {}, "device gpu-1"),
             (vec![result("node-1", &Value::Null)], |_| {}, "DRAConsumableCapacity"),
@@ -316,5 +390,47 @@ mod tests {
                 json!([{"opaque": {"driver": "gpu.example"}}, {}]);
         };
         assert!(read(&of_node(), other).is_ok());
+    }
+
+    #[test]
+    fn claim_wins_over_its_class() {
+        let parameters = |source: &str, requests: &[&str], fields: Value| {
+            let mut parameters = json!({"apiVersion": "numaward.io/v1alpha1", "kind": "Placement"});
+            parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            json!({"source": source, "requests": requests, "opaque": {"driver": DRIVER, "parameters": parameters}})
+        };
+        let read = |config: Value| {
+            let results = [result("node-1", &json!({"cpu": "2"}))];
+            let claim = read(&results, |claim| claim["status"]["allocation"]["devices"]["config"] = config);
+            claim.unwrap().parts.remove(0)
+        };
+        // The order of the list does not matter.
+        let part = read(json!([
+            parameters("FromClaim", &["numa"], json!({"sameCache": false, "isolate": true})),
+            parameters("FromClaim", &["other"], json!({"resctrlClass": "other"})),
+            parameters("FromClaim", &["numa/one"], json!({"cpuKinds": ["isolated"]})),
+            parameters("FromClaim", &["numa/two"], json!({"cpuKinds": ["efficiency"]})),
+            parameters(
+                "FromClass",
+                &[],
+                json!({"sameCache": true, "hideSiblings": true, "resctrlClass": "db"})
+            ),
+        ]));
+        let class = Terms {
+            same_cache: true,
+            hide_siblings: true,
+            resctrl_class: Some("db".to_owned()),
+            ..Terms::default()
+        };
+        assert_eq!(part.class_terms, class);
+        let kinds = [numaward_engine::policy::CpuKind::Isolated].into();
+        assert_eq!(part.terms, Terms { same_cache: false, isolate: true, cpu_kinds: kinds, ..class });
+        part.check_quota().unwrap();
+        for (fields, expected) in
+            [(json!({"hideSiblings": true}), "hideSiblings"), (json!({"resctrlClass": "db"}), "resctrlClass")]
+        {
+            let error = read(json!([parameters("FromClaim", &[], fields)])).check_quota().unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 }

@@ -4,5 +4,6 @@ pub mod claim;
 #[cfg(feature = "testing")]
 pub mod fake;
 pub mod messages;
+pub mod parameters;
 pub mod plugin;
 pub mod slices;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::Knob;
-use numaward_engine::{HostConditions, Quantity, claims::allocator::Amounts};
+use numaward_engine::{HostConditions, Quantity, Terms, claims::allocator::Amounts};
 use numaward_guarantee::{
     claim::{ReservedClaim, ReservedPart},
     command::PodCommand,
@@ -261,7 +261,7 @@ fn reserved_claim(pod: &str, cpus: u64) -> ReservedClaim {
         namespace: "default".to_owned(),
         name: "db".to_owned(),
         pod: format!("uid-{pod}"),
-        parts: vec![ReservedPart { node: NodeId(1), consumed: consumed.into() }],
+        parts: vec![ReservedPart { node: NodeId(1), consumed: consumed.into(), terms: Terms::default() }],
     }
 }
 

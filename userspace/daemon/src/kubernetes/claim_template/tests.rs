@@ -399,7 +399,11 @@ fn driver_gives_what_the_containers_request() {
         let id = ClaimId { namespace: "prod".to_owned(), uid: name.to_owned(), name: name.to_owned() };
         let object = json!({"metadata": {"uid": name}, "status": status}).to_string();
         let parts = claim::read_text(object.as_bytes(), "n1", &id).unwrap().parts;
-        let parts = parts.into_iter().map(|part| ReservedPart { node: part.node, consumed: part.consumed });
+        let parts = parts.into_iter().map(|part| ReservedPart {
+            node: part.node,
+            consumed: part.consumed,
+            terms: part.terms,
+        });
         let of_claim = ReservedClaim {
             namespace: id.namespace,
             name: id.name,

@@ -42,7 +42,7 @@ use numaward_guarantee::{
 use numaward_kube::{
     api::{Pods, Report, StoredPod},
     dra::{
-        claim::{AllocationReader, ClaimError},
+        claim::{AllocationReader, ClaimError, ClaimPart},
         messages::{ClaimId, Device},
         plugin::{CLAIMS_SOCKET, ClaimHandler, Plugin, REGISTRATION_SOCKET},
     },
@@ -154,7 +154,11 @@ impl PreparerState {
             name: claim.name.clone(),
             pod: allocated.pod.clone(),
             parts: parts
-                .map(|part| ReservedPart { node: part.node, consumed: part.consumed.clone() })
+                .map(|part| ReservedPart {
+                    node: part.node,
+                    consumed: part.consumed.clone(),
+                    terms: part.terms.clone(),
+                })
                 .collect(),
         };
         let known = self.reconciler.reserved_claims().await?;
@@ -163,6 +167,7 @@ impl PreparerState {
         let requests = if is_known || may_have_more {
             None
         } else {
+            allocated.parts.iter().try_for_each(ClaimPart::check_quota)?;
             let pod = self.pod(&claim.namespace, &allocated.pod);
             let pod = timeout(POD_TIMEOUT, pod).await.map_err(|_| PrepareError::UnknownPod)?;
             self.limit(&pod.pod)

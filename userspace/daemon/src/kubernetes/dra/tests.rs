@@ -426,3 +426,44 @@ async fn until(is_reached: impl Fn() -> bool, what: &str) {
     }
     panic!("{what} is not reached in time");
 }
+
+/// Sets the parameters of a claim or of its class.
+fn set_parameters(claim: &mut Value, source: &str, fields: &Value) {
+    let mut parameters = json!({"apiVersion": "numaward.io/v1alpha1", "kind": "Placement"});
+    parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    claim["status"]["allocation"]["devices"]["config"] = json!([{"source": source, "requests": [], "opaque": {"driver": "numaward.io", "parameters": parameters}}]);
+}
+
+/// A class of L3 caches and hidden siblings are not for everyone: no quota counts them.
+#[tokio::test]
+async fn parameters_of_a_claim_are_used() {
+    let mut bench = DraBench::new().await;
+    bench.config.kubernetes.beyond_quota_namespaces.clear();
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    for (name, source, fields, expected) in [
+        ("cache", "FromClaim", json!({"sameCache": true, "isolate": true}), ""),
+        ("hides", "FromClaim", json!({"hideSiblings": true}), "the resource claim have hideSiblings"),
+        ("admin", "FromClass", json!({"hideSiblings": true}), ""),
+        (
+            "nodes",
+            "FromClaim",
+            json!({"nodes": "0"}),
+            "of the resource claim for numaward.io are refused: nodes:",
+        ),
+        ("class", "FromClass", json!({"resctrlClass": "none"}), "placement.resctrlClass"),
+    ] {
+        bench.server.put_pod(pod(name, "500m"));
+        let claim = bench.allocate_with(name, 1, 1, |claim| set_parameters(claim, source, &fields));
+        let error = prepare(&kubelet, &claim).await.error;
+        assert!(error.contains(expected) && error.is_empty() == expected.is_empty(), "{name}: {error}");
+        let reserved = daemon.reconciler.reserved_claims().await.unwrap();
+        let part = reserved.get(&claim.uid).map(|claim| &claim.parts[0].terms);
+        assert_eq!(part.is_some(), expected.is_empty(), "{name}");
+        assert!(part.is_none_or(
+            |terms| terms.same_cache == (name == "cache") && terms.hide_siblings == (name == "admin")
+        ));
+    }
+    drop(kubelet);
+    daemon.stop().await;
+}

@@ -230,7 +230,11 @@ async fn prepared_claims_are_used() {
             namespace: "default".to_owned(),
             name: format!("claim-{pod}"),
             pod: pod.to_owned(),
-            parts: vec![ReservedPart { node: NodeId(2), consumed: consumed.into() }],
+            parts: vec![ReservedPart {
+                node: NodeId(2),
+                consumed: consumed.into(),
+                terms: numaward_engine::Terms::default(),
+            }],
         };
         daemon.reconciler.reserve_claim(format!("of-{pod}"), claim, None).await.unwrap();
     }
