@@ -22,6 +22,7 @@ fn claims_get_nodes_that_the_scheduler_chose() {
     let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     install(&cluster);
+    parameters_are_followed(&cluster);
     let two = claims_are_placed(&cluster);
     claim_without_room_waits(&cluster, &two);
     claims_outlive_restarts(&cluster);
@@ -72,12 +73,17 @@ fn install(cluster: &Cluster) {
 
 /// Creates a pod with a claim of its name for CPUs and 64 MiB of one node.
 fn create(cluster: &Cluster, name: &str, cpus: u32) {
+    create_with(cluster, name, cpus, &json!([]));
+}
+
+/// Creates a pod with a claim that has parameters.
+fn create_with(cluster: &Cluster, name: &str, cpus: u32, config: &Value) {
     let amounts = json!({ "cpu": cpus.to_string(), "memory": "64Mi" });
     cluster.kubectl.apply(&json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": { "name": name },
-        "spec": { "devices": { "requests": [{
+        "spec": { "devices": { "config": config, "requests": [{
             "name": "node",
             "exactly": { "deviceClassName": CLASS, "capacity": { "requests": amounts } },
         }] } },
@@ -109,6 +115,26 @@ fn wait_until_on_node(cluster: &Cluster, name: &str, cpus: usize) -> ContainerPl
     })
 }
 
+/// Parameters of a claim are followed; others than those of a device on one node are refused with an event.
+fn parameters_are_followed(cluster: &Cluster) {
+    let config = |field: &str, value: Value| {
+        let mut parameters = json!({ "apiVersion": "numaward.io/v1alpha1", "kind": "Placement" });
+        parameters[field] = value;
+        json!([{ "opaque": { "driver": DRIVER, "parameters": parameters } }])
+    };
+    create_with(cluster, "astray", 1, &config("nodes", json!("0")));
+    let message = cluster.wait_for("the parameters are refused", || {
+        let events = cluster.events("astray", "FailedPrepareDynamicResources")?;
+        events.into_iter().next().ok_or_else(|| "no event".to_owned())
+    });
+    assert!(message.contains("nodes: a device on one node has no such parameter"), "{message}");
+    create_with(cluster, "near", 1, &config("sameCache", json!(true)));
+    wait_until_on_node(cluster, "near", 1);
+    cluster.delete(&["astray", "near"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "astray", "near", "--timeout=30m"]);
+    cluster.step("parameters of claims are followed");
+}
+
 /// Pods with claims run on the CPUs and the memory of their nodes; other pods leave these CPUs.
 fn claims_are_placed(cluster: &Cluster) -> ContainerPlace {
     create(cluster, "two", 2);
@@ -117,6 +143,11 @@ fn claims_are_placed(cluster: &Cluster) -> ContainerPlace {
     let three = wait_until_on_node(cluster, "three", 3);
     assert!(two.cpus.is_disjoint(&three.cpus), "{two:?} {three:?}");
     assert_ne!(two.nodes, three.nodes);
+    // Of 64 MiB, 16 MiB may be reclaimed within the pod.
+    cluster.wait_for("the memory of a claim is protected in the container and its pod", || {
+        let protected = cluster.in_cgroup("two", "main", "cat memory.min memory.low ../memory.min")?;
+        if protected.lines().eq(["50331648", "67108864", "50331648"]) { Ok(()) } else { Err(protected) }
+    });
     cluster.wait_for("another pod leaves the CPUs of the claims", || {
         let place = cluster.place(SHARED, "main")?;
         if place.cpus.iter().eq([&0]) { Ok(()) } else { Err(format!("{place:?}")) }

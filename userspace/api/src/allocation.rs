@@ -140,6 +140,32 @@ pub struct Allocations {
     pub enforcement: Enforcement,
     /// Cgroups that do not hold the guarantee that is declared for them.
     pub waiting: Vec<PendingGuarantee>,
+    /// Experimental: resource claims for which CPUs and memory are reserved.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ReservedClaim>,
+}
+
+/// A resource claim for which CPUs and memory are reserved, from its preparation for the kubelet until its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReservedClaim {
+    /// The namespace of the claim and its pod.
+    pub namespace: String,
+    /// The name of the claim.
+    #[schema(examples("db-main-x7k2p"))]
+    pub name: String,
+    /// The UID of the pod that the claim is reserved for.
+    pub pod_uid: String,
+    /// The exclusive CPUs, as a list.
+    #[schema(examples("2-3"))]
+    pub cpus: String,
+    /// The nodes of the memory, as a list.
+    #[schema(examples("0"))]
+    pub nodes: String,
+    /// The reserved memory.
+    pub memory: Vec<MemoryBlock>,
+    /// True if a container uses the claim. Its guarantee is an allocation then.
+    pub used: bool,
 }
 
 /// A cgroup that does not hold the guarantee that is declared for it. The daemon tries again when capacity is released.

@@ -39,7 +39,8 @@ pub use self::{
         Allocation, AllocationRequest, Allocations, CpuKind, DryRun, Explanation, GuaranteeRefusal, Hint,
         KindCapacity, MemoryBlock, MemoryPolicy, MemoryTier, Merge, MergeCandidate, MissingCapacity,
         MissingKind, MovedPages, NodeCapacity, PartitionKind, PendingGuarantee, PodContainer, Rejection,
-        ResizeOutcome, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy, UnknownName,
+        ReservedClaim, ResizeOutcome, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy,
+        UnknownName,
     },
     enforcement::{
         AutoPlacedWorkload, ConfinedCgroup, ConfinementState, CpuIsolation, Drift, DriftDetection,

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, fmt::Write as _, iter, sync::Arc};
 
 use anyhow::bail;
 use numaward_api::{
-    Allocation, Allocations, Drift, DriftState, Event, EventPage, Node, NodeCapacity, Nodes, Target,
-    Workload, WorkloadNode, Workloads,
+    Allocation, Allocations, Drift, DriftState, Event, EventPage, Node, NodeCapacity, Nodes, ReservedClaim,
+    Target, Workload, WorkloadNode, Workloads,
 };
 use numaward_config::yaml;
 use serde::Serialize;
@@ -72,6 +72,7 @@ pub(crate) async fn list(
             let mut held = server.allocations().await?;
             held.allocations =
                 select(held.allocations, names, "guarantee", |held, name| is_named(held, name))?;
+            held.claims.retain(|_| names.is_empty());
             // Only the table has the verdict.
             let is_table = matches!(format, ListFormat::Table | ListFormat::Wide);
             let verdicts = if is_table { Verdicts::fetch(server).await } else { Verdicts::default() };
@@ -79,11 +80,16 @@ pub(crate) async fn list(
             if wide {
                 titles.extend(row(["TARGET", "POLICY", "DRIFT", "CGROUP"]));
             }
-            let rows = held
+            let mut rows: Vec<_> = held
                 .allocations
                 .iter()
                 .map(|allocation| guarantee_row(allocation, &verdicts, wide))
                 .collect();
+            // Other commands do not take the name of a claim.
+            if is_table && names.is_empty() {
+                let unused = held.claims.iter().filter(|claim| !claim.used);
+                rows.extend(unused.map(|claim| claim_row(claim, wide)));
+            }
             Ok(Listing { document: Document::Guarantees(held), titles, rows })
         }
         ListKind::Workloads => {
@@ -186,6 +192,23 @@ fn guarantee_row(allocation: &Allocation, verdicts: &Verdicts, wide: bool) -> Ve
             allocation.drift.iter().filter(is_present).map(|drift| drift.knob.as_str()).collect();
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
         cells.extend([target, or_dash(allocation.policy), drift, allocation.cgroup.clone()]);
+    }
+    cells
+}
+
+/// Returns the cells of a reserved claim that no container uses yet.
+fn claim_row(claim: &ReservedClaim, wide: bool) -> Vec<String> {
+    let memory: u64 = claim.memory.iter().map(|block| block.bytes).sum();
+    let cpus = if claim.cpus.is_empty() { "shared" } else { &claim.cpus };
+    let mut cells = row([
+        &format!("{}/{}", claim.namespace, claim.name),
+        cpus,
+        &claim.nodes,
+        &or_dash((memory > 0).then(|| size(memory))),
+        "reserved",
+    ]);
+    if wide {
+        cells.extend(row([&format!("claim of pod {}", claim.pod_uid), "-", "none", "-"]));
     }
     cells
 }
@@ -357,5 +380,24 @@ mod tests {
             let verdicts = Verdicts::new(&[workload(is_broken, intruded_cpus)]);
             assert_eq!(state(allocation, &verdicts), word, "{verdicts:?}");
         }
+    }
+
+    #[test]
+    fn claim_shows_what_is_reserved() {
+        let claim = ReservedClaim {
+            namespace: "ns".to_owned(),
+            name: "db-main".to_owned(),
+            pod_uid: "u1".to_owned(),
+            cpus: "2-3".to_owned(),
+            nodes: "0".to_owned(),
+            memory: Vec::new(),
+            used: false,
+        };
+        assert_eq!(claim_row(&claim, false), ["ns/db-main", "2-3", "0", "-", "reserved"]);
+        let shared = ReservedClaim { cpus: String::new(), ..claim };
+        assert_eq!(
+            claim_row(&shared, true)[1..],
+            ["shared", "0", "-", "reserved", "claim of pod u1", "-", "none", "-"]
+        );
     }
 }

@@ -493,6 +493,7 @@ PENDING RESTORE  KNOB         NOW  BEFORE  REASON
                     }],
                     ..Enforcement::default()
                 },
+                claims: Vec::new(),
                 waiting: vec![PendingGuarantee {
                     cgroup: "/c".to_owned(),
                     declared: "/*".to_owned(),

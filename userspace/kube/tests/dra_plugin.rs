@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_kube::dra::{
     fake::{FakeKubelet, Version},
-    messages::{ClaimId, Device},
+    health::{DeviceState, HealthReporter, HealthSource},
+    messages::{ClaimId, Device, DeviceId, HealthStatus},
     plugin::{ClaimHandler, Plugin},
 };
 use parking_lot::Mutex;
@@ -34,14 +35,27 @@ impl ClaimHandler for NamedClaims {
     }
 }
 
+/// Two devices; node 1 has a problem while this is true.
+#[derive(Default)]
+struct TwoNodes(Mutex<bool>);
+
+impl HealthSource for TwoNodes {
+    fn states(&self) -> BoxFuture<'_, Vec<DeviceState>> {
+        let problem = self.0.lock().then(|| "CPUs 4-7 are offline".to_owned());
+        let state = |device: &str, problem| DeviceState { device: device.to_owned(), problem };
+        async move { vec![state("node-0", None), state("node-1", problem)] }.boxed()
+    }
+}
+
 /// A running plugin, and connections to its sockets.
 struct RunningPlugin {
     handler: Arc<NamedClaims>,
     registrations: Arc<Mutex<Vec<Result<(), String>>>>,
     registration: FakeKubelet,
     claims: FakeKubelet,
+    health: Arc<TwoNodes>,
     _dir: tempfile::TempDir,
-    _stop: DropGuard,
+    stop: DropGuard,
 }
 
 async fn start() -> RunningPlugin {
@@ -49,10 +63,16 @@ async fn start() -> RunningPlugin {
     let sockets = ["reg.sock", "dra.sock"].map(|name| dir.path().join(name));
     let (handler, registrations) = (Arc::new(NamedClaims::default()), Arc::new(Mutex::new(Vec::new())));
     let reported = Arc::clone(&registrations);
+    let health = Arc::new(TwoNodes::default());
     let plugin = Plugin {
         driver: "numaward.io".to_owned(),
         endpoint: "/host/dra.sock".to_owned(),
         handler: handler.clone(),
+        health: HealthReporter {
+            source: health.clone(),
+            pool: "n1".to_owned(),
+            interval: Duration::from_millis(20),
+        },
         report: Arc::new(move |result| reported.lock().push(result)),
     };
     let stop = CancellationToken::new();
@@ -60,7 +80,7 @@ async fn start() -> RunningPlugin {
     tokio::spawn(plugin.serve(registration, claims, stop.clone()));
     let registration = FakeKubelet::connect(&sockets[0]).await.unwrap();
     let claims = FakeKubelet::connect(&sockets[1]).await.unwrap();
-    RunningPlugin { handler, registrations, registration, claims, _dir: dir, _stop: stop.drop_guard() }
+    RunningPlugin { handler, registrations, registration, claims, health, _dir: dir, stop: stop.drop_guard() }
 }
 
 fn claim(name: &str) -> ClaimId {
@@ -72,7 +92,7 @@ async fn kubelet_registers_plugin() {
     let plugin = start().await;
     let info = plugin.registration.register("").await.unwrap();
     assert_eq!((&*info.kind, &*info.name, &*info.endpoint), ("DRAPlugin", "numaward.io", "/host/dra.sock"));
-    assert_eq!(info.supported_versions, ["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    assert_eq!(info.supported_versions, ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
     plugin.registration.register("another version").await.unwrap();
     let registrations = plugin.registrations.lock().clone();
     assert_eq!(registrations[0], Ok(()));
@@ -119,4 +139,34 @@ async fn refuses_invalid_claims() {
     assert_eq!(large.code(), Code::OutOfRange);
     let prepared = plugin.claims.prepare(version, vec![claim("good")]).await.unwrap();
     assert_eq!(prepared.claims["uid-good"].error, "");
+}
+
+#[tokio::test]
+async fn kubelet_watches_health() {
+    let plugin = start().await;
+    let mut lists = plugin.claims.watch_health().await.unwrap();
+    let mut next = async |expected: HealthStatus, message: &str| {
+        for _ in 0..100 {
+            let list = lists.message().await.unwrap().unwrap().devices;
+            let [zero, one] = &list[..] else { panic!("each list has all devices: {list:?}") };
+            let id = |name: &str| DeviceId { pool_name: "n1".to_owned(), device_name: name.to_owned() };
+            assert_eq!([&zero.device, &one.device], [&Some(id("node-0")), &Some(id("node-1"))]);
+            assert_eq!((zero.health(), zero.message.as_str()), (HealthStatus::Healthy, ""));
+            assert!(one.last_updated_time > 1_600_000_000, "{one:?}");
+            if (one.health(), one.message.as_str()) == (expected, message) {
+                return;
+            }
+        }
+        panic!("never {expected:?}");
+    };
+    next(HealthStatus::Healthy, "").await;
+    *plugin.health.0.lock() = true;
+    next(HealthStatus::Unhealthy, "CPUs 4-7 are offline").await;
+    *plugin.health.0.lock() = false;
+    next(HealthStatus::Healthy, "").await;
+    // Claims are prepared meanwhile, and an open watch does not keep the plugin from its end.
+    let prepared = plugin.claims.prepare(Version::V1, vec![claim("good")]).await.unwrap();
+    assert_eq!(prepared.claims["uid-good"].error, "");
+    drop(plugin.stop);
+    while let Ok(Some(_)) = lists.message().await {}
 }

@@ -26,6 +26,6 @@ mod zones;
 pub use device::device_node;
 pub use events::allocated_pages;
 pub use machine::{memory_tiers, offline_cpus, read, read_again};
-pub use memory::{NodeMeminfo, node_memory};
+pub use memory::{NodeMeminfo, failed_pages, node_memory};
 pub use source::ReadError;
 pub use zones::{Watermarks, watermarks};

@@ -18,6 +18,7 @@ use numaward_guarantee::{
     pod::ContainerPlacementRequest,
     state::State,
 };
+use numaward_topology::{CpuSet, NodeSet};
 
 use super::{Core, admission, conditions, execution::Transaction, shared_pool};
 use crate::spans;
@@ -253,6 +254,32 @@ pub(super) fn owner_for(
             Err(AdmissionError::Rejected(rejection, Box::default()))
         }
     }
+}
+
+/// Returns the reserved claims for the API.
+pub(crate) fn describe(core: &Core) -> Vec<api::ReservedClaim> {
+    let State { claims, containers, ledger, .. } = &core.store.state;
+    if claims.is_empty() {
+        return Vec::new();
+    }
+    let used: BTreeSet<&str> = containers.values().map(|placed| placed.of.owner.as_str()).collect();
+    let describe = |(uid, claim): (&String, &Arc<ReservedClaim>)| {
+        let owners: Vec<OwnerId> = claim.owners(uid).collect();
+        let held = owners.iter().filter_map(|owner| ledger.owner(owner));
+        let held: Vec<_> = held.flat_map(|account| account.containers.values()).collect();
+        let cpus: CpuSet = held.iter().filter_map(|held| held.cpus.as_ref()).flat_map(CpuSet::iter).collect();
+        let nodes: NodeSet = claim.parts.iter().map(|part| part.node).collect();
+        api::ReservedClaim {
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            pod_uid: claim.pod.clone(),
+            cpus: cpus.to_string(),
+            nodes: nodes.to_string(),
+            memory: held.iter().flat_map(|held| &held.blocks).map(Into::into).collect(),
+            used: owners.iter().any(|owner| used.contains(owner.as_str())),
+        }
+    };
+    claims.iter().map(describe).collect()
 }
 
 /// Releases the parts of a claim, if it is reserved.

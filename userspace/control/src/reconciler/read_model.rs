@@ -16,7 +16,7 @@ use numaward_model::{WorkloadGuarantee, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
 use super::{controllers::Controllers, drift::DriftController, mode};
-use crate::core::{Core, MissingCapacity, admission, preferred_node};
+use crate::core::{Core, MissingCapacity, admission, claims, preferred_node};
 
 /// Descriptions by name of the guarantee, in ascending order.
 #[derive(Debug, Default)]
@@ -130,6 +130,7 @@ impl ReadModel {
                 pending_restores,
             },
             waiting,
+            claims: claims::describe(core),
         }
     }
 }

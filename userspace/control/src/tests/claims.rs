@@ -46,6 +46,10 @@ async fn reservation_survives_restarts() {
     let (reconciler, thread, stop) = bench.start_with(native());
     let reserved = reconciler.reserve_claim("u".to_owned(), claim(&[(1, 3)]), None).await.unwrap();
     assert_eq!(published(&bench), ([(1, 3)].into(), "0-3,7".to_owned()));
+    let shown = reconciler.allocations().claims.clone();
+    assert_eq!(shown.len(), 1);
+    assert_eq!((shown[0].name.as_str(), shown[0].cpus.as_str(), shown[0].nodes.as_str()), ("db", "4-6", "1"));
+    assert_eq!((shown[0].memory[0].bytes, shown[0].used), (1 << 30, false));
     // The kubelet asks again with each of its starts.
     let again = claim(&[(1, 3)]);
     assert_eq!(reconciler.reserve_claim("u".to_owned(), again.clone(), None).await.unwrap(), reserved);
@@ -66,6 +70,7 @@ async fn reservation_survives_restarts() {
     }
     assert_eq!(published(&bench), (BTreeMap::new(), "0,3-7".to_owned()));
     assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+    assert!(reconciler.allocations().claims.is_empty());
     stop.cancel();
     thread.join().unwrap();
     let (reconciler, thread, stop) = bench.start_with(native());

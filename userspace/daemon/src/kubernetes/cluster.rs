@@ -315,7 +315,9 @@ impl Cluster {
                 let reader =
                     AllocationReader { client: client.clone(), node: node.clone(), metrics: metrics.clone() };
                 let settings = (&self.config, self.kubernetes);
-                let preparer = dra::ClaimPreparer::new(settings, reader, pods.clone(), reconciler);
+                let observer = self.observer.clone();
+                let host: dra::HostReader = Arc::new(move || (observer.guarantees(), observer.machine()));
+                let preparer = dra::ClaimPreparer::new(settings, reader, pods.clone(), (reconciler, host));
                 let sockets = dra::PluginSockets::new(&self.config);
                 let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());
                 tokio::spawn(serving.boxed());

@@ -91,6 +91,11 @@ pub fn node_of_device(name: &str) -> Option<NodeId> {
     (node.to_string() == number).then_some(node)
 }
 
+/// Returns the name of the device of a node.
+pub fn device_name(node: NodeId, has_cpus: bool) -> String {
+    format!("{}-{node}", if has_cpus { NODE } else { MEMORY_NODE })
+}
+
 /// Returns the owner in the ledger for a part of a claim.
 pub fn part_owner(uid: &str, part: usize) -> OwnerId {
     format!("{OWNER_PREFIX}{uid}/{part}").into()
@@ -117,6 +122,21 @@ pub fn charged(ledger: &Ledger) -> BTreeMap<NodeId, Amounts> {
         }
     }
     charged
+}
+
+/// Returns the CPUs of claims in a ledger that the machine does not have at present, by node.
+pub fn offline_cpus(ledger: &Ledger, machine: &Machine) -> BTreeMap<NodeId, CpuSet> {
+    let (mut offline, present) = (BTreeMap::<NodeId, CpuSet>::new(), machine.cpu_ids());
+    for (_, account) in ledger.owners().filter(|(owner, _)| is_part(owner)) {
+        let Some(node) = account.terms.nodes.first() else { continue };
+        let held = account.containers.values().filter_map(|allocation| allocation.cpus.as_ref());
+        let missing: CpuSet = held.flat_map(|cpus| (cpus - &present).iter().collect::<Vec<_>>()).collect();
+        if !missing.is_empty() {
+            let of_node = offline.entry(node).or_default();
+            *of_node = &*of_node | &missing;
+        }
+    }
+    offline
 }
 
 /// Returns the resources of these amounts.
@@ -290,7 +310,7 @@ fn device(machine: &Machine, node: NodeId, tiers: &BTreeMap<NodeId, MemoryTier>,
         }
     }
     Device {
-        name: format!("{kind}-{node}").into(),
+        name: device_name(node, !data.cpus.is_empty()).into(),
         attributes,
         capacity: BTreeMap::new(),
         allow_multiple_allocations: true,

@@ -6,14 +6,14 @@ use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::{
-    Request, Response, Status,
+    Request, Response, Status, Streaming,
     client::Grpc,
     transport::{Channel, Endpoint, Error},
 };
 use tonic_prost::ProstCodec;
 
 use super::messages::{
-    ClaimId, ClaimsRequest, PluginInfo, PrepareResponse, RegistrationStatus, UnprepareResponse,
+    ClaimId, ClaimsRequest, HealthList, PluginInfo, PrepareResponse, RegistrationStatus, UnprepareResponse,
 };
 
 /// Version of the service for claims.
@@ -51,6 +51,15 @@ impl FakeKubelet {
         let path =
             PathAndQuery::try_from(method).map_err(|error| Status::invalid_argument(error.to_string()))?;
         grpc.unary(Request::new(request), path, ProstCodec::<Q, A>::default()).await.map(Response::into_inner)
+    }
+
+    /// Watches the health of the devices.
+    pub async fn watch_health(&self) -> Result<Streaming<HealthList>, Status> {
+        let mut grpc = Grpc::new(self.0.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let path = PathAndQuery::from_static("/v1alpha1.DRAResourceHealth/NodeWatchResources");
+        let codec = ProstCodec::<(), HealthList>::default();
+        grpc.server_streaming(Request::new(()), path, codec).await.map(Response::into_inner)
     }
 
     /// Asks for the description of the plugin, and reports its registration.

@@ -1,7 +1,7 @@
 //! Messages between the kubelet and a driver.
 //!
-//! Source: `pluginregistration/v1/api.proto`, `dra/v1/api.proto` and `dra/v1beta1/api.proto` in `k8s.io/kubelet/pkg/apis`. The messages of
-//! `v1` and `v1beta1` are the same. The number of [`Device::share_id`] is that of the kubelet of 1.36.2.
+//! Source: `pluginregistration/v1/api.proto`, `dra/v1/api.proto`, `dra/v1beta1/api.proto` and `dra-health/v1alpha1/api.proto` in
+//! `k8s.io/kubelet/pkg/apis`. The messages of `v1` and `v1beta1` are the same. The number of [`Device::share_id`] is that of the kubelet of 1.36.2.
 
 use std::collections::BTreeMap;
 
@@ -98,6 +98,49 @@ pub struct UnprepareResult {
     pub error: String,
 }
 
+/// The health of all devices.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct HealthList {
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<DeviceHealth>,
+}
+
+/// The health of a device.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DeviceHealth {
+    #[prost(message, optional, tag = "1")]
+    pub device: Option<DeviceId>,
+    #[prost(enumeration = "HealthStatus", tag = "2")]
+    pub health: i32,
+    /// Unix time in seconds.
+    #[prost(int64, tag = "3")]
+    pub last_updated_time: i64,
+    /// Time in seconds after which the kubelet takes the health as unknown; 0 for its default.
+    #[prost(int64, tag = "4")]
+    pub health_check_timeout_seconds: i64,
+    /// Up to 1024 characters.
+    #[prost(string, tag = "5")]
+    pub message: String,
+}
+
+/// Identity of a device.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DeviceId {
+    #[prost(string, tag = "1")]
+    pub pool_name: String,
+    #[prost(string, tag = "2")]
+    pub device_name: String,
+}
+
+/// Values of [`DeviceHealth::health`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum HealthStatus {
+    Unknown = 0,
+    Healthy = 1,
+    Unhealthy = 2,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,5 +169,15 @@ mod tests {
         let failed = PreparedDevices { error: text("e"), ..PreparedDevices::default() };
         let response = PrepareResponse { claims: [(text("u"), failed)].into() };
         assert_eq!(response.encode_to_vec(), b"\x0a\x08\x0a\x01u\x12\x03\x12\x01e");
+        let health = DeviceHealth {
+            device: Some(DeviceId { pool_name: text("p"), device_name: text("d") }),
+            health: HealthStatus::Unhealthy as i32,
+            last_updated_time: 7,
+            health_check_timeout_seconds: 9,
+            message: text("m"),
+        };
+        let list = HealthList { devices: vec![health] };
+        let expected = b"\x0a\x11\x0a\x06\x0a\x01p\x12\x01d\x10\x02\x18\x07\x20\x09\x2a\x01m";
+        assert_eq!(list.encode_to_vec(), expected);
     }
 }

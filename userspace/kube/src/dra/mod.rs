@@ -3,6 +3,7 @@
 pub mod claim;
 #[cfg(feature = "testing")]
 pub mod fake;
+pub mod health;
 pub mod messages;
 pub mod parameters;
 pub mod plugin;

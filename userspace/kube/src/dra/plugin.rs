@@ -1,4 +1,4 @@
-//! The kubelet's plugin for resource claims: two gRPC services on Unix sockets.
+//! The kubelet's plugin for resource claims: gRPC services on two Unix sockets.
 //!
 //! The kubelet finds the socket of the service `Registration` in its folder `plugins_registry`, and asks it for the path of the other
 //! socket. Before it starts a pod, it asks the plugin to prepare the claims of the pod, and after the pod has ended, to unprepare them. It
@@ -15,9 +15,12 @@ use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, body::Body, transport::Server};
 
-use super::messages::{
-    ClaimId, ClaimsRequest, Device, PluginInfo, PrepareResponse, PreparedDevices, RegistrationStatus,
-    UnprepareResponse, UnprepareResult,
+use super::{
+    health::{self, Health, HealthReporter},
+    messages::{
+        ClaimId, ClaimsRequest, Device, PluginInfo, PrepareResponse, PreparedDevices, RegistrationStatus,
+        UnprepareResponse, UnprepareResult,
+    },
 };
 use crate::{
     api::Report,
@@ -32,8 +35,8 @@ pub const CLAIMS_SOCKET: &str = "plugins/numaward.io/dra.sock";
 
 /// Kind of plugin.
 const KIND: &str = "DRAPlugin";
-/// Versions of the service. The newest common one is used.
-const VERSIONS: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+/// Versions of the services. The newest common one of each service is used.
+const VERSIONS: [&str; 3] = ["v1.DRAPlugin", "v1beta1.DRAPlugin", health::VERSION];
 
 const GET_INFO: &str = "/pluginregistration.Registration/GetInfo";
 const NOTIFY: &str = "/pluginregistration.Registration/NotifyRegistrationStatus";
@@ -70,12 +73,13 @@ pub struct Plugin {
     /// Path of the socket for claims, as the kubelet sees it.
     pub endpoint: String,
     pub handler: Arc<dyn ClaimHandler>,
+    pub health: HealthReporter,
     /// Called with the result of each registration.
     pub report: Report,
 }
 
 impl Plugin {
-    /// Serves both services until the token is cancelled.
+    /// Serves all services until the token is cancelled.
     ///
     /// # Errors
     ///
@@ -89,9 +93,11 @@ impl Plugin {
         let server = || Server::builder().timeout(CALL_TIMEOUT).concurrency_limit_per_connection(MAX_CALLS);
         async move {
             let handler = self.handler.clone();
+            let health = Health { reporter: self.health.clone(), stop: stop.clone() };
             let preparing = server()
                 .add_service(GrpcService(Claims::<false>(handler.clone())))
                 .add_service(GrpcService(Claims::<true>(handler)))
+                .add_service(GrpcService(health))
                 .serve_with_incoming_shutdown(connections(claims), stop.clone().cancelled_owned());
             let registering = server()
                 .add_service(GrpcService(Registration(self)))

@@ -59,6 +59,16 @@ pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMeminfo, ReadError> 
     })
 }
 
+/// Reads the number of a node's pages with memory errors that could not be taken out of use. `None` if the kernel does not count them
+/// (before Linux 6.3, or without `CONFIG_MEMORY_FAILURE`).
+pub fn failed_pages(root: &Path, node: NodeId) -> Option<u64> {
+    let source = SysfsRoot { root };
+    let count = |file: &str| -> Option<u64> {
+        source.number(&format!("{NODES}/node{node}/memory_failure/{file}"), "a number of pages").ok()
+    };
+    Some(count("failed")?.saturating_add(count("ignored")?))
+}
+
 /// Reads `MemTotal` of a node.
 pub(super) fn mem_total(source: SysfsRoot<'_>, node: NodeId) -> Result<Bytes, ReadError> {
     Meminfo::read(source, node)?.required("MemTotal")

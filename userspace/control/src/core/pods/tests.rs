@@ -290,6 +290,7 @@ fn containers_use_claim_of_their_pod() {
         bench.handle();
         assert_eq!(bound.try_recv(), Ok(None));
     }
+    assert!(claims::describe(&bench.core)[0].used);
     // Nothing is placed for the containers' own requests, and the third one shares the pool.
     assert_eq!(pool(&bench), "0-3,6-7");
     let line = |bench: &ExecutionBench, ask, knob| crate::testing::line(&bench.dir_of(ask).join(knob));

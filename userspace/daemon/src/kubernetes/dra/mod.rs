@@ -13,6 +13,7 @@
 //! for. The kubelet looks for it when it starts, too. If a socket is removed, both are created again.
 
 mod cdi;
+mod health;
 #[cfg(test)]
 mod tests;
 
@@ -43,6 +44,7 @@ use numaward_kube::{
     api::{Pods, Report, StoredPod},
     dra::{
         claim::{AllocationReader, ClaimError, ClaimPart},
+        health::{HealthReporter, INTERVAL as HEALTH_INTERVAL},
         messages::{ClaimId, Device},
         plugin::{CLAIMS_SOCKET, ClaimHandler, Plugin, REGISTRATION_SOCKET},
     },
@@ -56,6 +58,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::cdi::{CdiDirectory, CdiError};
+pub(super) use self::health::HostReader;
 use super::kubelet;
 use crate::socket::{self, SocketError};
 
@@ -113,6 +116,8 @@ struct PreparerState {
     kubernetes: watch::Receiver<Kubernetes>,
     reconciler: ReconcilerHandle,
     cdi: CdiDirectory,
+    host: HostReader,
+    host_root: PathBuf,
     /// Locked while a reservation and its specification change.
     changes: Mutex<()>,
 }
@@ -122,7 +127,7 @@ impl ClaimPreparer {
         (config, kubernetes): (&Config, watch::Receiver<Kubernetes>),
         reader: AllocationReader,
         pods: Pods,
-        reconciler: ReconcilerHandle,
+        (reconciler, host): (ReconcilerHandle, HostReader),
     ) -> Self {
         let cdi_directory = kubelet::below(&config.host_root, &config.kubernetes.dra.cdi_directory);
         Self(Arc::new(PreparerState {
@@ -131,6 +136,8 @@ impl ClaimPreparer {
             kubernetes,
             reconciler,
             cdi: CdiDirectory(cdi_directory),
+            host,
+            host_root: config.host_root.clone(),
             changes: Mutex::default(),
         }))
     }
@@ -418,6 +425,11 @@ async fn serve_once(
         driver: DRIVER.to_owned(),
         endpoint: sockets.endpoint.clone(),
         handler: Arc::new(preparer.clone()),
+        health: HealthReporter {
+            source: Arc::new(preparer.clone()),
+            pool: preparer.0.reader.node.clone(),
+            interval: HEALTH_INTERVAL,
+        },
         report: report.clone(),
     };
     let until = stop.child_token();

@@ -8,9 +8,10 @@ use numaward_kube::{
     api::{self, ApiMetrics, EventWriter, fake::FakeApiServer},
     dra::{
         fake::{FakeKubelet, Version},
-        messages::PreparedDevices,
+        messages::{HealthStatus, PreparedDevices},
     },
 };
+use numaward_model::port::ObservedHost as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -84,7 +85,11 @@ impl DraBench {
             following.follow(client, "n1".to_owned(), ApiMetrics::default(), Arc::new(|_| ()), until).await;
         });
         let kubernetes = watch::Sender::new(self.config.kubernetes.clone()).subscribe();
-        let preparer = ClaimPreparer::new((&self.config, kubernetes), reader, pods, reconciler.clone());
+        let host = self.host.clone();
+        let host: HostReader =
+            Arc::new(move || (Arc::new(host.assigned.lock().unwrap().clone()), host.machine()));
+        let preparer =
+            ClaimPreparer::new((&self.config, kubernetes), reader, pods, (reconciler.clone(), host));
         let reports = Arc::new(Lock::new(Vec::new()));
         let reported = reports.clone();
         let report: Report = Arc::new(move |result| reported.lock().unwrap().push(result));
@@ -464,6 +469,40 @@ async fn parameters_of_a_claim_are_used() {
             |terms| terms.same_cache == (name == "cache") && terms.hide_siblings == (name == "admin")
         ));
     }
+    drop(kubelet);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn health_is_that_of_claimed_nodes() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    assert_eq!(prepare(&kubelet, &bench.allocate("db", 1, 3)).await.error, "");
+    // A kernel that counts memory errors.
+    for (file, pages) in [("failed", "1\n"), ("ignored", "2\n"), ("recovered", "7\n")] {
+        let dir = bench.path("sys/devices/system/node/node0/memory_failure");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(file), pages).unwrap();
+    }
+    let list = kubelet.watch_health().await.unwrap().message().await.unwrap().unwrap();
+    let states: Vec<_> = list
+        .devices
+        .iter()
+        .map(|device| {
+            let id = device.device.clone().unwrap();
+            (id.pool_name, id.device_name, device.health(), device.message.as_str())
+        })
+        .collect();
+    let id = |name: &str| ("n1".to_owned(), name.to_owned());
+    let state = |(pool, name), health, message| (pool, name, health, message);
+    assert_eq!(
+        states,
+        [
+            state(id("node-0"), HealthStatus::Unhealthy, "3 pages with memory errors are in use"),
+            state(id("node-1"), HealthStatus::Healthy, ""),
+        ]
+    );
     drop(kubelet);
     daemon.stop().await;
 }
