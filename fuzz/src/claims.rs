@@ -25,7 +25,7 @@ pub(crate) fn run(data: &[u8]) {
             assert!(!part.request.contains('/') && !part.device.is_empty(), "{part:?}");
             assert_eq!(part.prepared(NODE, "cdi").pool_name, NODE);
         }
-        assert_eq!(claim.parts.len(), 1);
+        assert!(!claim.parts.is_empty());
     }
 }
 

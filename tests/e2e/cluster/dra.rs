@@ -23,6 +23,7 @@ fn claims_get_nodes_that_the_scheduler_chose() {
     cluster.come_up();
     install(&cluster);
     parameters_are_followed(&cluster);
+    claim_is_on_both_nodes(&cluster);
     let two = claims_are_placed(&cluster);
     claim_without_room_waits(&cluster, &two);
     claims_outlive_restarts(&cluster);
@@ -78,6 +79,11 @@ fn create(cluster: &Cluster, name: &str, cpus: u32) {
 
 /// Creates a pod with a claim that has parameters.
 fn create_with(cluster: &Cluster, name: &str, cpus: u32, config: &Value) {
+    create_on(cluster, name, 1, cpus, config);
+}
+
+/// Creates a pod with a claim for these CPUs and 64 MiB of each of several nodes.
+fn create_on(cluster: &Cluster, name: &str, nodes: u32, cpus: u32, config: &Value) {
     let amounts = json!({ "cpu": cpus.to_string(), "memory": "64Mi" });
     cluster.kubectl.apply(&json!({
         "apiVersion": "resource.k8s.io/v1",
@@ -85,7 +91,7 @@ fn create_with(cluster: &Cluster, name: &str, cpus: u32, config: &Value) {
         "metadata": { "name": name },
         "spec": { "devices": { "config": config, "requests": [{
             "name": "node",
-            "exactly": { "deviceClassName": CLASS, "capacity": { "requests": amounts } },
+            "exactly": { "deviceClassName": CLASS, "count": nodes, "capacity": { "requests": amounts } },
         }] } },
     }));
     let mut claiming = pod(name, &[container("main", &json!({ "claims": [{ "name": "numa" }] }))]);
@@ -133,6 +139,26 @@ fn parameters_are_followed(cluster: &Cluster) {
     cluster.delete(&["astray", "near"]);
     cluster.kubectl.must(&["delete", "resourceclaim", "astray", "near", "--timeout=30m"]);
     cluster.step("parameters of claims are followed");
+}
+
+/// A claim for several devices gives a container CPUs and memory of each node.
+fn claim_is_on_both_nodes(cluster: &Cluster) {
+    create_on(cluster, "both", 2, 1, &json!([]));
+    cluster.wait_until_ready("both");
+    cluster.wait_for("a pod has a CPU of each node, and both nodes", || {
+        let place = cluster.place("both", "main")?;
+        let count = |node: &[u64]| place.cpus.iter().filter(|cpu| node.contains(cpu)).count();
+        let is_placed = NODES.iter().all(|node| count(node) == 1) && place.nodes.len() == NODES.len();
+        if is_placed { Ok(()) } else { Err(format!("{place:?}")) }
+    });
+    // Of 128 MiB, 16 MiB may be reclaimed within the pod.
+    cluster.wait_for("the memory of both nodes is protected", || {
+        let protected = cluster.in_cgroup("both", "main", "cat memory.min ../memory.min")?;
+        if protected.lines().eq(["117440512"; 2]) { Ok(()) } else { Err(protected) }
+    });
+    cluster.delete(&["both"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "both", "--timeout=30m"]);
+    cluster.step("a claim is on both nodes");
 }
 
 /// Pods with claims run on the CPUs and the memory of their nodes; other pods leave these CPUs.

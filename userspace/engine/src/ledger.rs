@@ -407,6 +407,56 @@ impl Ledger {
         self.owner_mut(owner).containers.entry(container.clone()).or_default()
     }
 
+    /// Gives the allocations of these owners to one owner, as those of the only container of its request, which has started. The charged
+    /// CPUs and bytes of each node do not change.
+    pub fn unite(&mut self, parts: &[OwnerId], owner: &OwnerId, request: Request, terms: Terms) {
+        let accounts: Vec<_> = parts.iter().filter_map(|part| self.owners.remove(part)).collect();
+        let mut united = Allocation::default();
+        for held in accounts.iter().flat_map(|account| account.containers.values()) {
+            if let Some(cpus) = &held.cpus {
+                united.cpus = Some(&united.cpus.unwrap_or_default() | cpus);
+            }
+            united.hidden_cpus = &united.hidden_cpus | &held.hidden_cpus;
+            for block in &held.blocks {
+                self.count_block(block, |count| count.saturating_sub(1));
+                match united.blocks.iter_mut().find(|other| other.kind == block.kind) {
+                    Some(other) => {
+                        other.affinity.extend(block.affinity.iter());
+                        other.bytes.0 = other.bytes.0.saturating_add(block.bytes.0);
+                    }
+                    None => united.blocks.push(block.clone()),
+                }
+            }
+            for (&kind, nodes) in &held.placed {
+                for (&node, bytes) in nodes {
+                    united.place(kind, node, bytes.0);
+                }
+            }
+        }
+        for block in &united.blocks {
+            self.count_block(block, |count| count.saturating_add(1));
+        }
+        let names: BTreeSet<_> = request.containers.iter().map(|container| container.name.clone()).collect();
+        let held = names.first().filter(|_| !united.is_empty()).map(|name| (name.clone(), united));
+        let account = OwnerAccount {
+            request: Some(Arc::new(request)),
+            terms,
+            started: names,
+            containers: held.into_iter().collect(),
+            pod_level: PodAllocation::default(),
+        };
+        self.owners.insert(owner.clone(), Arc::new(account));
+    }
+
+    /// Changes the number of blocks of the nodes of a block.
+    fn count_block(&mut self, block: &MemoryBlock, change: impl Fn(u64) -> u64) {
+        for node in block.affinity.iter() {
+            if let Some(account) = self.nodes.get_mut(&node) {
+                account.assignments = change(account.assignments);
+            }
+        }
+    }
+
     /// Removes an empty allocation of the container, and the account of the owner if it is stale and empty.
     pub(crate) fn drop_empty(&mut self, owner: &OwnerId, container: Option<&ContainerName>) {
         let Some(account) = self.owners.get_mut(owner) else { return };

@@ -1,7 +1,7 @@
 //! Reservations for resource claims (Dynamic Resource Allocation).
 //!
 //! The kubelet has a claim prepared before the containers that use it exist. Until the claim is unprepared, its CPUs and memory are
-//! reserved: each part of the claim is an owner in the ledger, [`devices::part_owner`].
+//! reserved: the claim is an owner in the ledger, [`owner`]. Its parts are decided one by one, each on its node, and then united.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -116,6 +116,11 @@ pub fn requested(request: &Request) -> Amounts {
     amounts.map(|(name, amount)| (name.into(), amount)).collect()
 }
 
+/// Returns the owner of a claim in the ledger. While its parts are decided, each has an owner of its own; the first one then has all.
+pub fn owner(uid: &str) -> OwnerId {
+    devices::part_owner(uid, 0)
+}
+
 /// Adds amounts to a sum.
 pub fn add(sum: &mut Amounts, amounts: &Amounts) {
     for (name, amount) in amounts {
@@ -142,17 +147,27 @@ pub fn take(remaining: &mut Amounts, wanted: &Amounts) -> Amounts {
 impl ReservedClaim {
     /// Returns the size of its entries in the ledger.
     fn ledger_bytes(&self, uid: &str) -> usize {
-        let accounts = self.owners(uid).zip(&self.parts).map(|(owner, part)| {
-            let (request, terms) = part.placement_request(owner, &part.consumed);
-            account_bytes(Some(&request), &terms)
-        });
+        let (request, terms) = self.placement_request(uid, &self.consumed());
         let own = serde_json::to_vec(&(uid, self)).map_or(usize::MAX, |claim| claim.len());
-        accounts.fold(own, usize::saturating_add)
+        own.saturating_add(account_bytes(Some(&request), &terms))
     }
 
-    /// Returns the owners of the parts in the ledger; `uid` is that of the claim.
-    pub fn owners(&self, uid: &str) -> impl Iterator<Item = OwnerId> {
-        (0..self.parts.len()).map(move |part| devices::part_owner(uid, part))
+    /// Returns the request for all parts together, with its terms.
+    pub fn placement_request(&self, uid: &str, amounts: &Amounts) -> (Request, Terms) {
+        let (request, terms) = match self.parts.first() {
+            Some(part) => part.placement_request(owner(uid), amounts),
+            None => devices::placement_request(owner(uid), None, amounts),
+        };
+        (request, Terms { nodes: self.parts.iter().map(|part| part.node).collect(), ..terms })
+    }
+
+    /// Returns the amounts of all parts together.
+    pub fn consumed(&self) -> Amounts {
+        let mut sum = Amounts::new();
+        for part in &self.parts {
+            add(&mut sum, &part.consumed);
+        }
+        sum
     }
 }
 

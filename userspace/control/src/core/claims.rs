@@ -8,11 +8,11 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{
-    self as engine, OwnerId, Quantity,
+    self as engine, Ledger, OwnerId, Quantity,
     claims::{allocator::Amounts, devices},
 };
 use numaward_guarantee::{
-    claim::{ChangedClaim, ReservedClaim, ReservedPart, add, check_pod, requested, take},
+    claim::{self, ChangedClaim, ReservedClaim, ReservedPart, add, check_pod, requested, take},
     error::AdmissionError,
     explain,
     pod::ContainerPlacementRequest,
@@ -49,8 +49,8 @@ pub(crate) fn reserve(
         remove(change.core(), uid);
     }
     if !change.store.state.claims.contains_key(uid) {
-        for (owner, part) in claim.owners(uid).zip(&claim.parts) {
-            let (request, terms) = part.placement_request(owner, &part.consumed);
+        for (number, part) in claim.parts.iter().enumerate() {
+            let (request, terms) = part.placement_request(devices::part_owner(uid, number), &part.consumed);
             admission::check_terms(&change, &terms)?;
             let started = Instant::now();
             let ledger = conditions::ledger_for(&change, None, None);
@@ -64,6 +64,7 @@ pub(crate) fn reserve(
             let ledger = admission::note_all_started(&change, decision.ledger, &request);
             change.state().ledger = ledger;
         }
+        unite(&mut change.state().ledger, uid, &claim, &claim.consumed());
     }
     let claim = Arc::new(claim);
     change.state().claims.insert(uid.to_owned(), claim.clone());
@@ -71,6 +72,15 @@ pub(crate) fn reserve(
     tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is reserved");
     shared_pool::note_guarantees_changed(core);
     Ok(claim)
+}
+
+/// Makes one owner of the parts of a claim, which have these amounts together.
+fn unite(ledger: &mut Ledger, uid: &str, claim: &ReservedClaim, amounts: &Amounts) {
+    if claim.parts.len() > 1 {
+        let parts: Vec<_> = (0..claim.parts.len()).map(|part| devices::part_owner(uid, part)).collect();
+        let (request, terms) = claim.placement_request(uid, amounts);
+        ledger.unite(&parts, &claim::owner(uid), request, terms);
+    }
 }
 
 /// Limits the claims of a pod to these requests; `None` removes the limit. A claim regains amounts only if they are free. Returns the
@@ -89,21 +99,19 @@ pub(crate) fn limit(
     let (mut changed, mut owners) = (Vec::new(), BTreeSet::new());
     let mut change = core.begin();
     for (uid, claim) in claims {
-        let (mut given, mut allocated, mut is_changed) = (Amounts::new(), Amounts::new(), false);
-        for (owner, part) in claim.owners(&uid).zip(&claim.parts) {
-            let wanted = match &mut remaining {
-                Some(remaining) => take(remaining, &part.consumed),
-                None => part.consumed.clone(),
-            };
-            if change_part(&mut change, &owner, part, wanted) {
-                is_changed = true;
-                owners.insert(owner.to_string());
-            }
-            add(&mut given, &present_amounts(&change, &owner));
-            add(&mut allocated, &part.consumed);
-        }
+        let wanted = claim.parts.iter().map(|part| match &mut remaining {
+            Some(remaining) => take(remaining, &part.consumed),
+            None => part.consumed.clone(),
+        });
+        let (owner, wanted) = (claim::owner(&uid), wanted.collect::<Vec<_>>());
+        let is_changed = match (&claim.parts[..], &wanted[..]) {
+            ([part], [wanted]) => change_part(&mut change, &owner, part, wanted.clone()),
+            _ => change_parts(&mut change, &uid, &claim, wanted),
+        };
         if is_changed {
-            changed.push(ChangedClaim { name: claim.name.clone(), given, allocated });
+            let given = present_amounts(&change, &owner);
+            changed.push(ChangedClaim { name: claim.name.clone(), given, allocated: claim.consumed() });
+            owners.insert(owner.to_string());
         }
     }
     let ledger = change.store.state.ledger.clone();
@@ -149,6 +157,79 @@ fn change_part(
         tracing::debug!(%owner, error = error.message, "a part of a resource claim cannot have all requested amounts");
     }
     present_amounts(change, owner) != before
+}
+
+/// Changes the parts of a claim on several devices to these amounts by new decisions on their nodes, to larger ones only if they are free.
+/// Returns true if they changed.
+fn change_parts(
+    change: &mut Transaction<'_>,
+    uid: &str,
+    claim: &ReservedClaim,
+    mut wanted: Vec<Amounts>,
+) -> bool {
+    let before = present_amounts(change, &claim::owner(uid));
+    loop {
+        let mut total = Amounts::new();
+        for amounts in &mut wanted {
+            amounts.retain(|_, amount| !amount.is_zero());
+            add(&mut total, amounts);
+        }
+        if total == before {
+            return false;
+        }
+        let is_less = total.iter().all(|(name, amount)| before.get(name).is_some_and(|had| amount <= had));
+        let (failed, error) = match decide_parts(change, uid, claim, &wanted, is_less) {
+            Ok(mut ledger) => {
+                unite(&mut ledger, uid, claim, &total);
+                change.state().ledger = ledger;
+                return true;
+            }
+            Err(failed) => failed,
+        };
+        if !is_less {
+            tracing::debug!(
+                claim = claim.name,
+                error = error.message,
+                "a resource claim cannot have all requested amounts"
+            );
+            return false;
+        }
+        // Only whole cores may be given.
+        let Some(cpus) = wanted.get_mut(failed).and_then(|amounts| amounts.get_mut(devices::CPU)) else {
+            tracing::error!(
+                claim = claim.name,
+                error = error.message,
+                "a resource claim cannot be reduced to the requests of its pod"
+            );
+            return false;
+        };
+        *cpus = cpus.saturating_sub(Quantity::whole(1));
+    }
+}
+
+/// Returns the ledger with new decisions on the parts of a claim, or the number of the part that does not fit. `is_less`: the claim has
+/// these amounts, so they need not be free.
+fn decide_parts(
+    core: &Core,
+    uid: &str,
+    claim: &ReservedClaim,
+    wanted: &[Amounts],
+    is_less: bool,
+) -> Result<Ledger, (usize, Box<engine::Rejection>)> {
+    let (strategy, ledger) = (&core.policy.strategy, &core.store.state.ledger);
+    let conditions = ledger.conditions().clone();
+    let mut ledger = strategy.release(ledger, &claim::owner(uid));
+    if is_less {
+        ledger.set_conditions(Arc::default());
+    }
+    for (number, (part, amounts)) in claim.parts.iter().zip(wanted).enumerate() {
+        let (request, terms) = part.placement_request(devices::part_owner(uid, number), amounts);
+        let decision = spans::decide(&**strategy, &ledger, &request, &terms);
+        decision.outcome.map_err(|error| (number, error))?;
+        ledger = admission::note_all_started(core, decision.ledger, &request);
+    }
+    ledger.set_conditions(conditions);
+    Ok(ledger)
 }
 
 fn present_amounts(core: &Core, owner: &OwnerId) -> Amounts {
@@ -238,18 +319,18 @@ pub(super) fn owner_for(
         let is_named = claim.namespace == pod.namespace && ask.claims.names.contains(&claim.name);
         claim.pod == pod.uid && (is_named || ask.claims.uids.contains(*uid))
     };
-    let owners = core.store.state.claims.iter().filter(is_used).flat_map(|(uid, claim)| claim.owners(uid));
+    let owners = core.store.state.claims.iter().filter(is_used).map(|(uid, _)| claim::owner(uid));
     match owners.collect::<Vec<_>>().as_slice() {
         [] => Ok(None),
         [owner] => Ok(Some(owner.to_string())),
         owners => {
             let message = format!(
-                "container {} uses {} devices of {}, and one is supported",
+                "container {} uses {} resource claims of {}, and one is supported",
                 ask.name,
                 owners.len(),
                 devices::DRIVER
             );
-            let reason = "SeveralDevices".to_owned();
+            let reason = "SeveralClaims".to_owned();
             let rejection = api::Rejection { reason, message, shortfalls: Vec::new() };
             Err(AdmissionError::Rejected(rejection, Box::default()))
         }
@@ -264,8 +345,8 @@ pub(crate) fn describe(core: &Core) -> Vec<api::ReservedClaim> {
     }
     let used: BTreeSet<&str> = containers.values().map(|placed| placed.of.owner.as_str()).collect();
     let describe = |(uid, claim): (&String, &Arc<ReservedClaim>)| {
-        let owners: Vec<OwnerId> = claim.owners(uid).collect();
-        let held = owners.iter().filter_map(|owner| ledger.owner(owner));
+        let owner = claim::owner(uid);
+        let held = ledger.owner(&owner).into_iter();
         let held: Vec<_> = held.flat_map(|account| account.containers.values()).collect();
         let cpus: CpuSet = held.iter().filter_map(|held| held.cpus.as_ref()).flat_map(CpuSet::iter).collect();
         let nodes: NodeSet = claim.parts.iter().map(|part| part.node).collect();
@@ -276,7 +357,7 @@ pub(crate) fn describe(core: &Core) -> Vec<api::ReservedClaim> {
             cpus: cpus.to_string(),
             nodes: nodes.to_string(),
             memory: held.iter().flat_map(|held| &held.blocks).map(Into::into).collect(),
-            used: owners.iter().any(|owner| used.contains(owner.as_str())),
+            used: used.contains(owner.as_str()),
         }
     };
     claims.iter().map(describe).collect()
@@ -296,10 +377,10 @@ pub(crate) fn release(core: &mut Core, uid: &str) -> Result<(), AdmissionError> 
 fn remove(core: &mut Core, uid: &str) {
     let Core { policy, store, ports, .. } = core;
     let state: &mut State = &mut store.state;
-    let Some(claim) = state.claims.get(uid).cloned() else { return };
-    for owner in claim.owners(uid) {
-        state.release_owner(&owner, &*policy.strategy);
+    if state.claims.get(uid).is_none() {
+        return;
     }
     state.claims.remove(uid);
+    state.release_owner(&claim::owner(uid), &*policy.strategy);
     policy.replace_missing(state, &*ports.host);
 }

@@ -35,7 +35,7 @@ fn claim(parts: &[(u32, u64)]) -> ReservedClaim {
 /// Returns the charged CPUs by node, and the shared pool, as they were published.
 fn published(bench: &DaemonBench) -> (BTreeMap<u32, u64>, String) {
     let assigned = bench.host.assigned.lock().unwrap();
-    let charged = devices::charged(&assigned.ledger).into_iter();
+    let charged = devices::charged(&assigned.ledger, &bench.host.machine()).into_iter();
     let cpus = charged.map(|(node, amounts)| (node.0, amounts["cpu"].units().unwrap()));
     (cpus.collect(), assigned.ledger.shared_pool().to_string())
 }
@@ -239,7 +239,10 @@ async fn limited_claims_have_whole_cores() {
         let requests = [("cpu".into(), Quantity::whole(requested))].into();
         reconciler.limit_claims("pod".to_owned(), Some(requests)).await.unwrap();
         let assigned = bench.host.assigned.lock().unwrap();
-        let cpus = devices::charged(&assigned.ledger).remove(&NodeId(1)).unwrap_or_default().remove("cpu");
+        let cpus = devices::charged(&assigned.ledger, &bench.host.machine())
+            .remove(&NodeId(1))
+            .unwrap_or_default()
+            .remove("cpu");
         assert_eq!(cpus.unwrap_or_default(), Quantity::whole(given), "{requested}");
     }
     stop.cancel();
@@ -321,6 +324,71 @@ async fn parameters_are_terms_of_the_reservation() {
     let error = reconciler.reserve_claim("v".to_owned(), with(isolated), None).await.unwrap_err().to_string();
     assert!(error.contains("isolated"), "{error}");
     assert!(reconciler.reserved_claims().await.unwrap().is_empty());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+/// A claim with parts on two nodes is one guarantee, with the amounts of each node.
+#[tokio::test]
+async fn parts_of_a_claim_are_united() {
+    let bench = DaemonBench::new(&["a", "b"]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let mut both = claim(&[(0, 2), (1, 3), (1, 1)]);
+    both.parts[0].consumed.insert("memory".into(), Quantity::whole(512 << 20));
+    let reserved = reconciler.reserve_claim("u".to_owned(), both.clone(), None).await.unwrap();
+    let cpus = || published(&bench).0;
+    assert_eq!(cpus(), [(0, 2), (1, 4)].into());
+    let memory = |bench: &DaemonBench| {
+        let assigned = bench.host.assigned.lock().unwrap();
+        let charged = devices::charged(&assigned.ledger, &bench.host.machine());
+        charged
+            .into_iter()
+            .map(|(node, of)| (node.0, of["memory"].units().unwrap() >> 20))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(memory(&bench), [(0, 512), (1, 2048)]);
+    assert_eq!(bench.host.assigned.lock().unwrap().ledger.owners().count(), 1);
+    let shown = reconciler.allocations().claims.clone();
+    assert_eq!((shown[0].cpus.as_str(), shown[0].nodes.as_str()), ("1-2,4-7", "0-1"));
+    assert_eq!(
+        shown[0].memory.iter().map(|block| (block.nodes.as_str(), block.bytes >> 20)).collect::<Vec<_>>(),
+        [("0-1", 2560)]
+    );
+    // Node 0 has one CPU left, and node 1 none.
+    assert_eq!(admit(&reconciler, "a", 1).await.unwrap().cpus, "3");
+    assert!(admit(&reconciler, "b", 1).await.is_err());
+    reconciler.release("a".to_owned()).await.unwrap();
+
+    // The pod is resized: its claims have its requests, in the order of their parts.
+    let limit = |cpus: u64, mib: u64| {
+        let requests = [("cpu".into(), Quantity::milli(cpus)), ("memory".into(), Quantity::whole(mib << 20))];
+        reconciler.limit_claims("pod".to_owned(), Some(requests.into()))
+    };
+    assert_eq!(limit(6000, 2560).await.unwrap(), []);
+    let changed = limit(3500, 1024).await.unwrap();
+    assert_eq!(
+        changed[0].given,
+        [("cpu".into(), Quantity::whole(3)), ("memory".into(), Quantity::whole(1 << 30))].into()
+    );
+    assert_eq!(changed[0].allocated["cpu"], Quantity::whole(6));
+    assert_eq!((cpus(), memory(&bench)), ([(0, 2), (1, 1)].into(), vec![(0, 512), (1, 512)]));
+    // What another workload has got meanwhile is not given back, and the rest stays as it is.
+    admit(&reconciler, "a", 3).await.unwrap();
+    assert_eq!(limit(6000, 2560).await.unwrap(), []);
+    assert_eq!(cpus(), [(0, 2), (1, 1)].into());
+    reconciler.release("a".to_owned()).await.unwrap();
+    let changed = reconciler.limit_claims("pod".to_owned(), None).await.unwrap();
+    assert_eq!(changed[0].given, changed[0].allocated);
+    stop.cancel();
+    thread.join().unwrap();
+
+    let (reconciler, thread, stop) = bench.start_with(native());
+    assert_eq!((published(&bench).0, memory(&bench)), ([(0, 2), (1, 4)].into(), vec![(0, 512), (1, 2048)]));
+    assert_eq!(reconciler.reserve_claim("u".to_owned(), both, None).await.unwrap(), reserved);
+    reconciler.release_claim("u".to_owned()).await.unwrap();
+    assert_eq!(published(&bench), (BTreeMap::new(), "0-7".to_owned()));
+    let ledger = bench.host.assigned.lock().unwrap().ledger.clone();
+    assert!(ledger.owners().next().is_none() && ledger.nodes().values().all(|node| node.assignments == 0));
     stop.cancel();
     thread.join().unwrap();
 }

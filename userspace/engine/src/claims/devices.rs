@@ -106,32 +106,51 @@ pub fn is_part(owner: &OwnerId) -> bool {
     owner.as_str().starts_with(OWNER_PREFIX)
 }
 
-/// Returns the amounts that the claims in a ledger consume, by node.
-pub fn charged(ledger: &Ledger) -> BTreeMap<NodeId, Amounts> {
+/// Returns the amounts that the claims in a ledger consume, by node. The CPUs of a claim on several nodes are those that the machine has
+/// at present.
+pub fn charged(ledger: &Ledger, machine: &Machine) -> BTreeMap<NodeId, Amounts> {
     let mut charged = BTreeMap::<NodeId, Amounts>::new();
+    let mut add = |node: NodeId, name: &str, amount: Quantity| {
+        let sum = charged.entry(node).or_default().entry(name.into()).or_default();
+        *sum = sum.checked_add(amount).unwrap_or(*sum);
+    };
     for (_, account) in ledger.owners().filter(|(owner, _)| is_part(owner)) {
         let (Some(request), Some(node)) = (&account.request, account.terms.nodes.first()) else { continue };
-        let of_node = charged.entry(node).or_default();
+        if account.terms.nodes.len() > 1 {
+            for held in account.containers.values() {
+                for node in account.terms.nodes.iter() {
+                    let cpus = held.cpus.as_ref().zip(machine.nodes.get(&node));
+                    let cpus = cpus.map_or(0, |(cpus, of)| (cpus & &of.cpus).len() as u64);
+                    add(node, CPU, Quantity::whole(cpus));
+                }
+                for (&kind, nodes) in &held.placed {
+                    let Some(name) = capacity_name(kind) else { continue };
+                    for (&node, bytes) in nodes {
+                        add(node, name, Quantity::whole(bytes.0));
+                    }
+                }
+            }
+            continue;
+        }
         for resources in request.containers.iter().map(|container| &container.requests) {
             let memory =
                 resources.memory.iter().filter_map(|(&kind, amount)| Some((capacity_name(kind)?, *amount)));
             for (name, amount) in resources.cpu.map(|amount| (CPU, amount)).into_iter().chain(memory) {
-                let sum = of_node.entry(name.into()).or_default();
-                *sum = sum.checked_add(amount).unwrap_or(*sum);
+                add(node, name, amount);
             }
         }
     }
     charged
 }
 
-/// Returns the CPUs of claims in a ledger that the machine does not have at present, by node.
+/// Returns the CPUs of claims in a ledger that the machine does not have at present, by node. Those of a claim on several nodes count for
+/// each of these.
 pub fn offline_cpus(ledger: &Ledger, machine: &Machine) -> BTreeMap<NodeId, CpuSet> {
     let (mut offline, present) = (BTreeMap::<NodeId, CpuSet>::new(), machine.cpu_ids());
     for (_, account) in ledger.owners().filter(|(owner, _)| is_part(owner)) {
-        let Some(node) = account.terms.nodes.first() else { continue };
         let held = account.containers.values().filter_map(|allocation| allocation.cpus.as_ref());
         let missing: CpuSet = held.flat_map(|cpus| (cpus - &present).iter().collect::<Vec<_>>()).collect();
-        if !missing.is_empty() {
+        for node in account.terms.nodes.iter().filter(|_| !missing.is_empty()) {
             let of_node = offline.entry(node).or_default();
             *of_node = &*of_node | &missing;
         }
@@ -458,7 +477,7 @@ mod tests {
             ledger = decision.ledger;
         }
         ledger = strategy.admit(&ledger, &Request::workload("other", Resources::none())).ledger;
-        let charged = charged(&ledger);
+        let charged = charged(&ledger, &machine);
         let of = |node| {
             charged.get(&NodeId(node)).map(|of| (of[CPU].units().unwrap(), of["memory"].units().unwrap()))
         };

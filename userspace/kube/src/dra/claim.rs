@@ -105,8 +105,11 @@ pub enum ClaimError {
     Shared(usize),
     #[error("the resource claim has no device of {DRIVER}")]
     NoDevice,
-    #[error("the resource claim has {0} devices of {DRIVER}, which supports one in a claim")]
-    SeveralDevices(usize),
+    #[error(
+        "the requests of the resource claim have different opaque parameters for {DRIVER}, which has one reservation for all: write the \
+         parameters for all requests, or several resource claims"
+    )]
+    DifferentParameters,
     #[error("the resource claim has more than {MAX_RESULTS} devices")]
     TooManyDevices,
     #[error("the device {0} of the resource claim is of the pool {1}, and this host has the pool {2}")]
@@ -196,11 +199,11 @@ fn allocation(
     let own = devices.results.into_iter().filter(|result| result.driver == DRIVER);
     let config = &devices.config.items;
     let parts = own.map(|result| part(result, node, config)).collect::<Result<Vec<_>, _>>()?;
-    match parts.len() {
-        0 => Err(ClaimError::NoDevice),
-        1 => Ok(AllocatedClaim { pod, parts }),
-        count => Err(ClaimError::SeveralDevices(count)),
+    let Some(first) = parts.first() else { return Err(ClaimError::NoDevice) };
+    if parts.iter().any(|part| (&part.terms, &part.class_terms) != (&first.terms, &first.class_terms)) {
+        return Err(ClaimError::DifferentParameters);
     }
+    Ok(AllocatedClaim { pod, parts })
 }
 
 /// Adds the parameters for a request to these terms: those of the class, then those of the claim.
@@ -378,7 +381,6 @@ mod tests {
             (vec![result("node-1", &json!({"cpu": "-1"}))], |_| {}, "negative"),
             (vec![result("node-1", &json!({"watts": "1"}))], |_| {}, "no such capacity"),
             (vec![result("node-1", &json!({"cpu": "0"}))], |_| {}, "neither CPUs nor memory"),
-            (vec![result("node-1", &two); 2], |_| {}, "2 devices of numaward.io"),
             (vec![result("node-1", &two); 300], |_| {}, "more than 256"),
         ] {
             let error = error(&results, change);
@@ -390,6 +392,27 @@ mod tests {
                 json!([{"opaque": {"driver": "gpu.example"}}, {}]);
         };
         assert!(read(&of_node(), other).is_ok());
+    }
+
+    #[test]
+    fn requests_of_a_claim_have_the_same_parameters() {
+        let results = [result("node-0", &json!({"cpu": "2"})), result("node-1", &json!({"memory": "1Gi"}))];
+        let parts = read(&results, |_| {}).unwrap().parts;
+        assert_eq!(parts.iter().map(|part| part.node).collect::<Vec<_>>(), [NodeId(0), NodeId(1)]);
+        let with = |requests: &[&str]| {
+            let mut other = result("node-1", &json!({"cpu": "1"}));
+            other["request"] = json!("other");
+            let parameters =
+                json!({"apiVersion": "numaward.io/v1alpha1", "kind": "Placement", "sameCache": true});
+            let config =
+                json!([{"requests": requests, "opaque": {"driver": DRIVER, "parameters": parameters}}]);
+            read(&[results[0].clone(), other], |claim| {
+                claim["status"]["allocation"]["devices"]["config"] = config;
+            })
+        };
+        assert!(with(&[]).unwrap().parts.iter().all(|part| part.terms.same_cache));
+        let error = with(&["other"]).unwrap_err();
+        assert!(error.contains("different opaque parameters"), "{error}");
     }
 
     #[test]

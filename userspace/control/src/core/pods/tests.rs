@@ -479,3 +479,43 @@ fn claim_is_divided_after_a_failure() {
     run_turn(&mut bench, now + Duration::from_mins(1));
     assert_eq!(mib(&bench, "kubepods/pod-a/one", "memory.min"), 992);
 }
+
+#[test]
+fn container_uses_all_nodes_of_its_claim() {
+    let mut bench = ExecutionBench::new();
+    let mut both = reserved_claim("a", 3);
+    let consumed = [("cpu".into(), Quantity::whole(1)), ("memory".into(), Quantity::whole(512 << 20))];
+    both.parts.push(ReservedPart { node: NodeId(0), consumed: consumed.into(), terms: Terms::default() });
+    claims::reserve(&mut bench.core, "c", both, None).unwrap();
+    let ask = claiming("one", named("db"));
+    drop(bench.create(&ask));
+    let mut bound = bench.bind(&ask);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    let line = |bench: &ExecutionBench, knob| crate::testing::line(&bench.dir_of(&ask).join(knob));
+    assert_eq!(
+        (line(&bench, "cpuset.cpus"), line(&bench, "cpuset.mems")),
+        ("1,4-6".to_owned(), "0-1".to_owned())
+    );
+    let protected = |bench: &ExecutionBench| {
+        ["kubepods/pod-a/one", "kubepods/pod-a", "kubepods"].map(|path| mib(bench, path, "memory.min"))
+    };
+    assert_eq!(protected(&bench), [1488; 3]);
+    // The container follows new decisions on the parts.
+    let requests: Amounts =
+        [("cpu".into(), Quantity::whole(2)), ("memory".into(), Quantity::whole(1 << 30))].into();
+    claims::limit(&mut bench.core, "uid-a", Some(&requests)).unwrap();
+    let (cpus, mems) = (line(&bench, "cpuset.cpus"), line(&bench, "cpuset.mems"));
+    assert_eq!((cpus.as_str(), mems.as_str(), protected(&bench)[0]), ("4-5", "1", 992));
+    drop(bench.ask(|answer| PodCommand::Stopped { id: "one".to_owned(), answer }));
+    bench.handle();
+    claims::release(&mut bench.core, "c").unwrap();
+    assert_eq!((pool(&bench).as_str(), protected(&bench)), ("0-7", [0; 3]));
+    // Two claims are still too many for one container.
+    for uid in ["c", "d"] {
+        claims::reserve(&mut bench.core, uid, reserved_claim("a", 1), None).unwrap();
+    }
+    let error =
+        placement::create(&mut bench.core, &claiming("two", named("db")), Attempt::First).unwrap_err();
+    assert!(error.to_string().contains("uses 2 resource claims"), "{error}");
+}

@@ -25,7 +25,7 @@ pub(in crate::kubernetes) type HostReader = Arc<dyn Fn() -> (Arc<Guarantees>, Ar
 
 /// Returns the states of all devices. `failed_pages`: pages with memory errors that could not be taken out of use.
 fn states(ledger: &Ledger, machine: &Machine, failed_pages: &BTreeMap<NodeId, u64>) -> Vec<DeviceState> {
-    let (charged, offline) = (devices::charged(ledger), devices::offline_cpus(ledger, machine));
+    let (charged, offline) = (devices::charged(ledger, machine), devices::offline_cpus(ledger, machine));
     let nodes: BTreeSet<NodeId> = machine.nodes.keys().chain(charged.keys()).copied().collect();
     let state = |node: NodeId| {
         let (data, claims) = (machine.nodes.get(&node), charged.get(&node));

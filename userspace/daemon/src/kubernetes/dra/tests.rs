@@ -506,3 +506,46 @@ async fn health_is_that_of_claimed_nodes() {
     drop(kubelet);
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn claim_has_several_devices() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let kubelet = bench.register().await;
+    let claim = bench.allocate_with("db", 1, 3, |claim| {
+        let results = &mut claim["status"]["allocation"]["devices"]["results"];
+        let mut second = results[0].clone();
+        (second["device"], second["shareID"]) = (json!("node-0"), json!("s2"));
+        second["consumedCapacity"] = json!({"cpu": "1", "memory": "1Gi"});
+        results.as_array_mut().unwrap().push(second);
+    });
+    let prepared = prepare(&kubelet, &claim).await;
+    let devices: Vec<_> = prepared
+        .devices
+        .iter()
+        .map(|device| (device.device_name.as_str(), device.share_id.as_deref()))
+        .collect();
+    assert_eq!(
+        (devices, prepared.error.as_str()),
+        (vec![("node-1", Some("s1")), ("node-0", Some("s2"))], "")
+    );
+    assert_eq!(bench.shared_pool(), "0,2-3,7");
+    assert_eq!(prepare(&kubelet, &claim).await, prepared, "the kubelet asks again");
+    // One of several devices has no room.
+    let large = bench.allocate_with("large", 0, 1, |claim| {
+        let results = &mut claim["status"]["allocation"]["devices"]["results"];
+        let mut second = results[0].clone();
+        (second["device"], second["consumedCapacity"]["cpu"]) = (json!("node-1"), json!("2"));
+        results.as_array_mut().unwrap().push(second);
+    });
+    let error = prepare(&kubelet, &large).await.error;
+    assert!(error.contains("node 1: cpu requested 2, free 1"), "{error}");
+    assert_eq!(
+        (bench.shared_pool(), daemon.reserved().await),
+        ("0,2-3,7".to_owned(), vec!["uid-db".to_owned()])
+    );
+    assert_eq!(unprepare(&kubelet, &claim).await, "");
+    assert_eq!(bench.shared_pool(), "0-7");
+    drop(kubelet);
+    daemon.stop().await;
+}

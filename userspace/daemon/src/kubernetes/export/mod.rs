@@ -103,7 +103,7 @@ impl AssignedResources {
                 }
             }
         }
-        Self { held, free_cpus, pod_cpus, memory, charged: claimable::charged(ledger) }
+        Self { held, free_cpus, pod_cpus, memory, charged: claimable::charged(ledger, machine) }
     }
 
     /// Subtracts the memory that admissions withhold from the free memory: the scheduler would send pods that are refused otherwise.
