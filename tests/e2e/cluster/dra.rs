@@ -121,7 +121,7 @@ fn wait_until_on_node(cluster: &Cluster, name: &str, cpus: usize) -> ContainerPl
     })
 }
 
-/// Parameters of a claim are followed; others than those of a device on one node are refused with an event.
+/// Parameters of a claim are followed; a parameter that no device has is refused with an event.
 fn parameters_are_followed(cluster: &Cluster) {
     let config = |field: &str, value: Value| {
         let mut parameters = json!({ "apiVersion": "numaward.io/v1alpha1", "kind": "Placement" });

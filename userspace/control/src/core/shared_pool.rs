@@ -253,8 +253,8 @@ pub(super) fn check_next(core: &mut Core) {
     }
 }
 
-/// Changes the settings of containers whose guarantee, or its division among them, has changed. `ledger` replaces the present one. After a
-/// failure, the change is undone completely. Returns the number of containers; 0 if nothing changes.
+/// Changes the settings of containers after a change of a guarantee or of its division. `ledger` replaces the present one. After a failure,
+/// the change is undone completely. Returns the number of containers; 0 if nothing changes.
 pub(super) fn change_containers(
     core: &mut Core,
     ledger: Option<Ledger>,

@@ -1,7 +1,7 @@
 //! Division of claims: the containers that share a resource claim have equal parts of its memory.
 //!
-//! When a container comes or goes, the other ones get other parts. The runtime must not wait for that, so it follows the answer. A failed
-//! change is retried with a growing delay; until then, the other containers keep their parts.
+//! When a container comes or goes, the remaining containers get larger or smaller parts. The runtime must not wait for that, so it follows the answer. A failed
+//! change is retried with a growing delay; until then, the parts stay as before.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use crate::core::{Core, shared_pool};
 /// Bounds of the delay of a retry.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// Claims whose containers have changed. They are not stored: after a start, all claims are divided again.
+/// Claims with a changed set of containers. Not stored: after a start, all claims are divided again.
 #[derive(Default)]
 pub(super) struct SharedClaims {
     /// Owners of the claims' parts in the ledger.
