@@ -38,9 +38,11 @@ fn migrated_by_kernel(report: &ScriptReport, workload: &str) -> Option<u64> {
 fn accesses(report: &ScriptReport, page: u64) {
     let of_load = LOAD / page;
     let (remote, migrated) = ("numaward_remote_access_pages_total", "numaward_migrated_bytes_total");
-    // Each page is sampled once, because NUMA balancing moves it immediately.
+    // NUMA balancing samples each page and moves it at once; a page that it cannot move is sampled again.
     let seen = pages(report, "moved", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
-    assert_near("moved: seen from node 0", seen, of_load, of_load, 3);
+    let sampled = report.section("moved as sampled by the kernel").parse().unwrap();
+    assert_near("moved: seen from node 0", seen, sampled, sampled, 3);
+    assert!(seen >= of_load / 100 * 97, "{seen} of {of_load} pages: {report}");
     let labels = ["reason=\"numa_misplaced\",from_numa_node=\"1\",to_numa_node=\"0\""];
     let moved = pages(report, "moved", migrated, &labels) / page;
     assert_near("moved: moved", moved, of_load, of_load, 3);

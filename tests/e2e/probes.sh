@@ -71,13 +71,19 @@ report() {
     metric "workload=\"$_walker\"" | grep -E 'remote_access|remote_sampling|migrated'
 }
 
+# remote_hint_faults: prints how often the kernel sampled an access to another node.
+remote_hint_faults() { awk '/^numa_hint_faults / { all = $2 } /^numa_hint_faults_local / { local = $2 } END { print all - local }' /proc/vmstat; }
+
 # Touched on node 1, then accessed from node 0.
+before=$(remote_hint_faults)
 walker moved 2-3 0-1
 echo 0-1 >$cgroups/moved/cpuset.cpus
 if metric 'numaward_probe_info{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
 _wanted=on
 wait_for 120 _is_sampled
 report moved
+section "moved as sampled by the kernel"
+echo $(($(remote_hint_faults) - before))
 section "moved memory.stat"
 grep numa_ $cgroups/moved/memory.stat || true
 unload moved $load_pid
