@@ -1332,7 +1332,10 @@ fn no_hardware_counters(host: &ProbedHost) {
 fn duty_cycle(host: &ProbedHost) {
     let cycle = DutyCycle::new(Duration::from_secs(1), Duration::from_secs(5)).unwrap();
     let start = Instant::now();
-    let mut probes = Probes::load(&ProbeOptions { duty_cycle: Some(cycle), ..host.options() });
+    // Kernels that preempt tasks inside this program use the tracepoint, which is always attached.
+    let modes = [Mode::TpBtf];
+    let options = ProbeOptions { duty_cycle: Some(cycle), alloc_modes: &modes, ..host.options() };
+    let mut probes = Probes::load(&options);
     assert_eq!(probes.duty_cycle(), Some(cycle));
     assert_eq!(counters(&probes).total, None, "it misses what happens while it is detached");
     let cgroup = host.cgroup("duty");
