@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 use clap::Args;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_kube::dra::{
+    health::{DeviceState, HealthReporter, HealthSource, INTERVAL},
     messages::{ClaimId, Device},
     plugin::{ClaimHandler, Plugin},
 };
@@ -41,11 +42,13 @@ pub(crate) async fn run(driver: &DraDriver) -> Result<(), CallError> {
     let endpoint = home.join("dra.sock");
     let registration = driver.folder.join("plugins_registry").join(format!("{}-reg.sock", driver.name));
     fs::create_dir_all(&home).map_err(|source| CallError::Socket { socket: home, source })?;
-    let devices = FakeDevices { pool: driver.pool.clone(), devices: driver.claims.iter().cloned().collect() };
+    let devices = driver.claims.iter().cloned().collect();
+    let devices = Arc::new(FakeDevices { pool: driver.pool.clone(), devices });
     let plugin = Plugin {
         driver: driver.name.clone(),
         endpoint: endpoint.display().to_string(),
-        handler: Arc::new(devices),
+        handler: devices.clone(),
+        health: HealthReporter { source: devices, pool: driver.pool.clone(), interval: INTERVAL },
         report: Arc::new(|registered| match registered {
             Ok(()) => println!("registered: true"),
             Err(error) => println!("registered: false {error}"),
@@ -60,6 +63,14 @@ pub(crate) async fn run(driver: &DraDriver) -> Result<(), CallError> {
 struct FakeDevices {
     pool: String,
     devices: BTreeMap<String, String>,
+}
+
+impl HealthSource for FakeDevices {
+    fn states(&self) -> BoxFuture<'_, Vec<DeviceState>> {
+        let state = |device: &String| DeviceState { device: device.clone(), problem: None };
+        let states = self.devices.values().map(state).collect();
+        async { states }.boxed()
+    }
 }
 
 impl ClaimHandler for FakeDevices {
