@@ -1191,22 +1191,22 @@ fn changed_kernel() {
         lines(&report_with(None, &[(BTF, &renamed)]))
     };
     // Before Linux 5.14, all probes need this path to find the workload.
-    let of_cgroups = if is_before(5, 14) {
-        &["alloc", "hint", "hugepages", "migrate", "oom_kill", "scan", "stall", "switch"][..]
+    let mut of_cgroups = if is_before(5, 14) {
+        vec!["alloc", "hint", "hugepages", "migrate", "oom_kill", "scan", "stall", "switch"]
     } else {
-        &["oom_kill", "switch"]
+        vec!["oom_kill", "switch"]
     };
-    let of_zones = if good["charge"].starts_with("absent") {
-        &["alloc", "hugepages", "migrate"][..]
-    } else {
-        &["alloc", "charge", "hugepages", "migrate"]
-    };
+    let mut of_zones = vec!["alloc", "hugepages", "migrate"];
+    if !good["charge"].starts_with("absent") {
+        of_cgroups.push("charge");
+        of_zones.push("charge");
+    }
     for (name, probes, reason) in [
         ("oom_control", &["oom_kill"][..], "the kernel's BTF has no oom_control.constraint"),
         ("vm_area_struct", &["scan", "hugepages"], "the kernel's BTF has no vm_area_struct.vm_"),
         ("inode", &["hugepages"], "the kernel's BTF has no inode.i_blkbits"),
-        ("zonelist", of_zones, "the kernel's BTF has no array zonelist._zonerefs"),
-        ("css_set", of_cgroups, "the kernel's BTF has no css_set.dfl_cgrp"),
+        ("zonelist", &of_zones, "the kernel's BTF has no array zonelist._zonerefs"),
+        ("css_set", &of_cgroups, "the kernel's BTF has no css_set.dfl_cgrp"),
     ] {
         let reported = renamed(name);
         for (probe, good) in &good {
