@@ -1197,8 +1197,8 @@ fn changed_kernel() {
         vec!["oom_kill", "switch"]
     };
     let mut of_zones = vec!["alloc", "hugepages"];
-    // Without fexit, moves are counted without their nodes.
-    if !good["migrate"].starts_with("tp_btf") {
+    // Before Linux 6.0, no program for moves reads zones.
+    if !good["migrate"].contains("no function move_to_new_folio") {
         of_zones.push("migrate");
     }
     if !good["charge"].starts_with("absent") {
