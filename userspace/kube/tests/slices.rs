@@ -16,7 +16,7 @@ use numaward_engine::claims::{
 };
 use numaward_kube::{
     api::{self, ApiMetrics, fake::FakeApiServer},
-    dra::slices::SlicePublisher,
+    dra::slices::{PublishedDevices, SHORT_TAINT, SlicePublisher},
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn devices(free: [u64; 2]) -> Vec<Device> {
 
 struct RunningPublisher {
     server: FakeApiServer,
-    latest: watch::Sender<Option<Arc<Vec<Device>>>>,
+    latest: watch::Sender<Option<Arc<PublishedDevices>>>,
     problem: Arc<Mutex<Option<String>>>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
@@ -65,7 +65,13 @@ async fn run(interval: Duration, server: FakeApiServer) -> RunningPublisher {
 
 impl RunningPublisher {
     fn publish(&self, free: [u64; 2]) {
-        self.latest.send_replace(Some(Arc::new(devices(free))));
+        self.publish_short(free, &[]);
+    }
+
+    fn publish_short(&self, free: [u64; 2], short: &[&str]) {
+        let short_of_memory = short.iter().map(|&name| name.to_owned()).collect();
+        self.latest
+            .send_replace(Some(Arc::new(PublishedDevices { devices: devices(free), short_of_memory })));
     }
 
     fn spec(&self) -> Value {
@@ -134,6 +140,29 @@ async fn slice_has_a_device_for_each_node() {
     let memory = &devices[1].capacity.as_ref().unwrap()["memory"];
     let range = memory.request_policy.as_ref().unwrap().valid_range.as_ref().unwrap();
     assert_eq!(range.step.as_ref().unwrap().0, "1048576");
+    run.stop.cancel();
+    run.task.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn device_short_of_memory_is_tainted() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.put_node("n1", "node-uid", "v1.36.2");
+    let run = run(Duration::from_millis(1), server).await;
+    let taints = || run.spec()["devices"].as_array().unwrap().iter().map(|of| of["taints"].clone()).collect();
+    let short = json!([{"key": SHORT_TAINT, "value": "memory", "effect": "NoSchedule"}]);
+    for (generation, names, expected) in [
+        (1, &[][..], [Value::Null, Value::Null]),
+        (2, &["node-1"], [Value::Null, short]),
+        (3, &[], [Value::Null, Value::Null]),
+    ] {
+        run.publish_short([4, 4], names);
+        wait("the slice", || run.generation() == generation).await;
+        let taints: Vec<Value> = taints();
+        assert_eq!(taints, expected, "{names:?}");
+    }
+    let typed: Result<ResourceSlice, _> = serde_json::from_value(run.server.slice(NAME).unwrap());
+    assert!(typed.is_ok(), "{typed:?}");
     run.stop.cancel();
     run.task.await.unwrap();
 }

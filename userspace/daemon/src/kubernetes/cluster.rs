@@ -3,7 +3,7 @@
 //! The API server may start late and become unreachable at any time. Tasks that need it start after the first connection; until then,
 //! they are reported as degraded with the reason.
 
-use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeSet, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
@@ -16,7 +16,10 @@ use numaward_config::{
 };
 use numaward_engine::{
     QosClass,
-    claims::{allocator::Device, devices::NodeDevices},
+    claims::{
+        allocator::Device,
+        devices::{self, NodeDevices},
+    },
     policy::{CpuOptions, TopologyManagerPolicy},
 };
 use numaward_guarantee::{
@@ -28,12 +31,15 @@ use numaward_kube::{
         self, ClaimReader, EventQueue, EventWriter, EvictionReason, EvictionSource, EvictionTiming, Evictor,
         Pods, StoredPod, TaintRemover, TaintTiming,
     },
-    dra::{claim::AllocationReader, slices::SlicePublisher},
+    dra::{
+        claim::AllocationReader,
+        slices::{PublishedDevices, SlicePublisher},
+    },
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
 };
-use numaward_model::{pod::container_name, port::ObservedHost as _};
+use numaward_model::{headroom::Headroom, pod::container_name, port::ObservedHost as _};
 use numaward_observe::{DaemonPart, Observer};
 use numaward_topology::Bytes;
 use prometheus_client::registry::Registry;
@@ -444,7 +450,7 @@ async fn update_slices(
     config: Config,
     observer: Arc<Observer>,
     source: Source,
-    latest: watch::Sender<Option<Arc<Vec<Device>>>>,
+    latest: watch::Sender<Option<Arc<PublishedDevices>>>,
 ) {
     let mut ticks = interval(UPDATE_INTERVAL);
     loop {
@@ -456,9 +462,20 @@ async fn update_slices(
         let devices =
             NodeDevices::new(&machine, &configured::memory_tiers(&config, &machine), has_whole_cores);
         let free = assigned.free_amounts(&machine, &devices);
-        let now = Some(Arc::new(devices.publish(&free, &assigned.charged)));
+        let devices = devices.publish(&free, &assigned.charged);
+        let short_of_memory = low_devices(&devices, &observer.headroom());
+        let now = Some(Arc::new(PublishedDevices { devices, short_of_memory }));
         latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
     }
+}
+
+/// Returns the names of the devices of nodes with low headroom.
+fn low_devices(devices: &[Device], headroom: &Headroom) -> BTreeSet<String> {
+    let is_low = |device: &&Device| {
+        let node = devices::node_of_device(&device.name).and_then(|node| headroom.node(node));
+        node.is_some_and(|node| node.is_low)
+    };
+    devices.iter().filter(is_low).map(|device| device.name.to_string()).collect()
 }
 
 /// Returns the reason why this host cannot prepare claims.
@@ -499,7 +516,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use numaward_kube::pod_resources::messages::ContainerDevices;
-    use numaward_topology::{CpuSet, NodeId};
+    use numaward_model::headroom::NodeHeadroom;
+    use numaward_topology::{CpuSet, Machine, NodeId};
 
     use super::*;
 
@@ -509,6 +527,29 @@ mod tests {
             [{{"name": "main", "resources": {{"requests": {requests}, "limits": {limits}}}}}]}}}}"#
         );
         api::read_pod(text.as_bytes()).unwrap().into()
+    }
+
+    #[test]
+    fn device_of_low_node_is_short() {
+        let machine = Machine::builder().nodes(2).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
+        let devices = NodeDevices::new(&machine, &BTreeMap::new(), false);
+        let devices = devices.publish(&BTreeMap::new(), &BTreeMap::new());
+        assert_eq!(devices.len(), 2);
+        let node = |node, is_low| NodeHeadroom {
+            node: NodeId(node),
+            obtainable: Bytes(0),
+            free: Bytes(0),
+            unused: Bytes(0),
+            margin: Bytes(0),
+            is_low,
+            is_tight: true,
+        };
+        for (nodes, expected) in
+            [(vec![], &[][..]), (vec![node(0, false), node(1, true), node(7, true)], &["node-1"])]
+        {
+            let headroom = Headroom { nodes, ..Headroom::default() };
+            assert!(low_devices(&devices, &headroom).iter().eq(expected), "{headroom:?}");
+        }
     }
 
     #[test]

@@ -13,11 +13,16 @@
 //! pod. The slice is then deleted. The mapping to the allocatable resources of the node (`DRANodeAllocatableResources`) is optional; it
 //! has other names in Kubernetes 1.36 than in later versions, and none in earlier ones.
 //!
+//! # Taints
+//! A device of a node without enough memory for unused guarantees has the taint [`SHORT_TAINT`] with the effect `NoSchedule`: the scheduler
+//! gives it to no further claim without a toleration. The effect `NoExecute` would end all pods with the device, and is never used. An API
+//! server without `DRADeviceTaints` drops the taint.
+//!
 //! # Rights
 //! `resourceslices` of `resource.k8s.io`: get, list, watch, create, update, delete. `nodes`: get, so that the slice is deleted together
 //! with the node.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -39,6 +44,9 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError, node_uid};
+
+/// Key of the taint of a device that is short of a resource, which is the value.
+pub const SHORT_TAINT: &str = "numaward.io/short";
 
 /// Time after which a slice is written again if the API server dropped fields of it.
 const DROPPED_RETRY_INTERVAL: Duration = Duration::from_mins(5);
@@ -120,6 +128,15 @@ fn slice_name(node: &str) -> String {
     format!("00000-{DRIVER}-{node}")
 }
 
+/// Devices to publish.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishedDevices {
+    /// Devices in the order in which the scheduler tries them.
+    pub devices: Vec<Device>,
+    /// Names of the devices that are short of memory.
+    pub short_of_memory: BTreeSet<String>,
+}
+
 /// Publisher of this host's `ResourceSlice`.
 pub struct SlicePublisher {
     pub client: Client,
@@ -136,7 +153,7 @@ pub struct SlicePublisher {
 
 /// The slice as it was written last.
 struct WrittenSlice {
-    devices: Arc<Vec<Device>>,
+    devices: Arc<PublishedDevices>,
     /// `spec` in the answer.
     spec: Value,
 }
@@ -152,7 +169,7 @@ impl SlicePublisher {
     /// Publishes the devices in `latest` until the token is cancelled or the sender is dropped. `None` is not published.
     pub fn run(
         self,
-        latest: watch::Receiver<Option<Arc<Vec<Device>>>>,
+        latest: watch::Receiver<Option<Arc<PublishedDevices>>>,
         stop: CancellationToken,
     ) -> BoxFuture<'static, ()> {
         async move {
@@ -168,7 +185,7 @@ impl SlicePublisher {
         Api::all_with(self.client.clone(), &ApiResource::erase::<ResourceSlice>(&()))
     }
 
-    async fn publish(self, mut latest: watch::Receiver<Option<Arc<Vec<Device>>>>) {
+    async fn publish(self, mut latest: watch::Receiver<Option<Arc<PublishedDevices>>>) {
         let mut backoff = DefaultBackoff::default();
         let mut facts = None;
         let mut written: Option<WrittenSlice> = None;
@@ -237,7 +254,11 @@ impl SlicePublisher {
     }
 
     /// Writes the slice, and returns its `spec` as the API server stored it.
-    async fn write(&self, devices: &[Device], facts: &mut Option<ClusterFacts>) -> Result<Value, SliceError> {
+    async fn write(
+        &self,
+        published: &PublishedDevices,
+        facts: &mut Option<ClusterFacts>,
+    ) -> Result<Value, SliceError> {
         let facts = match facts {
             Some(facts) => facts,
             None => facts.insert(self.facts().await?),
@@ -249,7 +270,15 @@ impl SlicePublisher {
             Err(error) => return Err(SliceError::Request(error)),
         };
         let generation = before.as_ref().and_then(|slice| slice.data["spec"]["pool"]["generation"].as_i64());
-        let devices = devices.iter().map(|device| device_json(device, facts.field)).collect::<Value>();
+        let PublishedDevices { devices, short_of_memory } = published;
+        let device = |device: &Device| {
+            let mut json = device_json(device, facts.field);
+            if short_of_memory.contains(&*device.name) {
+                json["taints"] = json!([{"key": SHORT_TAINT, "value": "memory", "effect": "NoSchedule"}]);
+            }
+            json
+        };
+        let devices = devices.iter().map(device).collect::<Value>();
         let mut slice = DynamicObject::new(&name, &ApiResource::erase::<ResourceSlice>(&()));
         slice.data = json!({"spec": {
             "driver": DRIVER,

@@ -5,7 +5,7 @@
 //! reported, as a client looks each of them up at the API server; the resources of workloads outside Kubernetes are subtracted from the
 //! allocatable ones instead.
 //!
-//! The kubelet assigns devices: its report of them is passed on, so that a client needs one socket only.
+//! The kubelet assigns devices, also those of resource claims: its report of them is passed on, so that a client needs one socket only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,8 +96,12 @@ impl pod_resources::AssignmentSource for PodReporter {
             }
             containers.insert((container.namespace, container.pod, container.container), resources);
         }
-        for (container, held) in &self.devices.get().held {
+        let devices = self.devices.get();
+        for (container, held) in &devices.held {
             containers.entry(container.clone()).or_default().devices.clone_from(held);
+        }
+        for (container, claimed) in &devices.claimed {
+            containers.entry(container.clone()).or_default().dynamic_resources.clone_from(claimed);
         }
         containers.retain(|key, _| !init_containers.contains(key));
         for ((namespace, pod, name), resources) in containers {

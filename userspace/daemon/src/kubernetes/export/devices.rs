@@ -1,7 +1,7 @@
 //! Devices of the kubelet: their containers, and their number on each node.
 //!
-//! The kubelet and its device plugins assign devices. numaward passes on the kubelet's report of them, so that a client of numaward does
-//! not have to call the kubelet too.
+//! The kubelet, its device plugins and the drivers of resource claims assign devices. numaward passes on the kubelet's report of them, so
+//! that a client of numaward does not have to call the kubelet too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,9 @@ use numaward_kube::{
     node_topology::{NodeTopology, Resource},
     pod_resources::{
         Client, PodResourcesError,
-        messages::{AssignedPodResources, ContainerDevices, ContainerResources, TopologyInfo},
+        messages::{
+            AssignedPodResources, ContainerDevices, ContainerResources, DynamicResource, TopologyInfo,
+        },
     },
 };
 use numaward_topology::{NodeId, NodeSet};
@@ -28,11 +30,16 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// The minimum time between two calls, if pods change.
 const MIN_CALL_DISTANCE: Duration = Duration::from_secs(1);
 
+/// Namespace, pod and name of a container.
+type ContainerKey = (String, String, String);
+
 /// Devices that the kubelet reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// Assigned devices by namespace, pod and container.
-    pub held: BTreeMap<(String, String, String), Vec<ContainerDevices>>,
+    /// Devices of device plugins by container.
+    pub held: BTreeMap<ContainerKey, Vec<ContainerDevices>>,
+    /// Devices of resource claims by container.
+    pub claimed: BTreeMap<ContainerKey, Vec<DynamicResource>>,
     /// All devices of the host.
     pub all: Vec<ContainerDevices>,
     /// The pods in the report by namespace and name, with the UID that the pod of this name had at the time of the report, if it was known.
@@ -57,15 +64,19 @@ impl Devices {
                 (key, uid)
             })
             .collect();
-        let held =
-            pods.into_iter().flat_map(|AssignedPodResources { namespace, name, containers, .. }| {
-                let assigned = move |container: ContainerResources| {
-                    ((namespace.clone(), name.clone(), container.name), container.devices)
-                };
-                containers.into_iter().map(assigned)
-            });
-        let held = held.filter(|(_, devices)| !devices.is_empty()).collect();
-        Ok(Self { held, all: allocatable.devices, pods: reported })
+        let (mut held, mut claimed) = (BTreeMap::new(), BTreeMap::new());
+        for AssignedPodResources { namespace, name, containers, .. } in pods {
+            for ContainerResources { name: container, devices, dynamic_resources, .. } in containers {
+                let key = (namespace.clone(), name.clone(), container);
+                if !dynamic_resources.is_empty() {
+                    claimed.insert(key.clone(), dynamic_resources);
+                }
+                if !devices.is_empty() {
+                    held.insert(key, devices);
+                }
+            }
+        }
+        Ok(Self { held, claimed, all: allocatable.devices, pods: reported })
     }
 
     /// Returns true if the devices of this pod are known: the report has it, or the host has no devices.
@@ -154,9 +165,23 @@ impl LatestDevices {
 #[cfg(test)]
 mod tests {
     use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
-    use numaward_kube::node_topology::Zone;
+    use numaward_kube::{
+        node_topology::Zone,
+        pod_resources::{
+            AssignmentSource,
+            messages::{AllocatableResponse, ClaimResource},
+            serve,
+        },
+    };
+    use numaward_topology::CpuSet;
+    use tokio::net::UnixListener;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::kubernetes::export::{
+        AssignedResources, Source,
+        assigned::{CallMetrics, PodReporter},
+    };
 
     fn devices(name: &str, ids: &[&str], nodes: &[i64]) -> ContainerDevices {
         let topology =
@@ -177,6 +202,7 @@ mod tests {
             placement: None,
         };
         let devices = Devices {
+            claimed: BTreeMap::new(),
             held: [
                 (["n", "p", "c"], vec![devices("nic", &["b"], &[1]), devices("fpga", &["a"], &[])]),
                 (["n", "q", "c"], vec![devices("nic", &["gone"], &[1])]),
@@ -221,5 +247,61 @@ mod tests {
             resources(&topology.zones[1]),
             expected([("bridge", [1, 1, 1]), ("far", [0; 3]), ("nic", [3, 3, 2])])
         );
+    }
+
+    /// A kubelet with one container that has a device of a plugin, and one of a resource claim.
+    struct Kubelet;
+
+    impl AssignmentSource for Kubelet {
+        fn pods(&self) -> Vec<AssignedPodResources> {
+            let claim = DynamicResource {
+                claim_name: "gpu".to_owned(),
+                claim_namespace: "n".to_owned(),
+                claim_resources: vec![ClaimResource {
+                    cdi_devices: vec!["gpu.example/claim=1".to_owned()],
+                    driver_name: "gpu.example".to_owned(),
+                    pool_name: "node".to_owned(),
+                    device_name: "gpu-0".to_owned(),
+                }],
+            };
+            let container = ContainerResources {
+                name: "c".to_owned(),
+                devices: vec![devices("nic", &["a"], &[1])],
+                dynamic_resources: vec![claim],
+                ..ContainerResources::default()
+            };
+            let [namespace, name] = ["n", "p"].map(str::to_owned);
+            vec![AssignedPodResources {
+                namespace,
+                name,
+                containers: vec![container],
+                ..AssignedPodResources::default()
+            }]
+        }
+
+        fn allocatable(&self) -> AllocatableResponse {
+            AllocatableResponse::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn passes_on_devices_of_the_kubelet() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("kubelet.sock");
+        let stop = CancellationToken::new();
+        let _stopped = stop.clone().drop_guard();
+        let listener = UnixListener::bind(&socket).unwrap();
+        tokio::spawn(serve(listener, Arc::new(Kubelet), stop));
+        let found = Devices::from_kubelet(&socket, None).await.unwrap();
+        let latest = LatestDevices(Arc::new(RwLock::new(Arc::new(found))));
+        let source: Source = Arc::new(|| AssignedResources {
+            held: Vec::new(),
+            free_cpus: CpuSet::new(),
+            pod_cpus: CpuSet::new(),
+            memory: BTreeMap::new(),
+            charged: BTreeMap::new(),
+        });
+        let reporter = PodReporter::new(source, None, latest, CallMetrics::default());
+        assert_eq!(reporter.pods(), Kubelet.pods());
     }
 }

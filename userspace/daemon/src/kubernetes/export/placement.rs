@@ -145,7 +145,7 @@ mod tests {
         let holds = |pod: &str| Devices {
             held: [(("ns".to_owned(), pod.to_owned(), "main".to_owned()), vec![device.clone()])].into(),
             all: vec![device.clone()],
-            pods: BTreeMap::new(),
+            ..Devices::default()
         };
         assert_eq!(
             metadata(&pods[2..], Vec::new(), &holds("shared")),
