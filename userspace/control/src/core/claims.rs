@@ -167,44 +167,67 @@ fn change_parts(
     claim: &ReservedClaim,
     mut wanted: Vec<Amounts>,
 ) -> bool {
-    let before = present_amounts(change, &claim::owner(uid));
-    loop {
-        let mut total = Amounts::new();
-        for amounts in &mut wanted {
-            amounts.retain(|_, amount| !amount.is_zero());
-            add(&mut total, amounts);
-        }
-        if total == before {
-            return false;
-        }
-        let is_less = total.iter().all(|(name, amount)| before.get(name).is_some_and(|had| amount <= had));
-        let (failed, error) = match decide_parts(change, uid, claim, &wanted, is_less) {
-            Ok(mut ledger) => {
-                unite(&mut ledger, uid, claim, &total);
-                change.state().ledger = ledger;
-                return true;
-            }
-            Err(failed) => failed,
-        };
-        if !is_less {
-            tracing::debug!(
+    let owner = claim::owner(uid);
+    let before = present_amounts(change, &owner);
+    for amounts in &mut wanted {
+        amounts.retain(|_, amount| !amount.is_zero());
+    }
+    // Amounts that shrink must not wait for others to be free.
+    let mut rest = before.clone();
+    let less: Vec<Amounts> = wanted.iter().map(|amounts| take(&mut rest, amounts)).collect();
+    if sum(&less) != before {
+        reduce_parts(change, uid, claim, less);
+    }
+    if sum(&wanted) != present_amounts(change, &owner) {
+        match decide_parts(change, uid, claim, &wanted, false) {
+            Ok(ledger) => replace_parts(change, uid, claim, ledger, &wanted),
+            Err((_, error)) => tracing::debug!(
                 claim = claim.name,
                 error = error.message,
                 "a resource claim cannot have all requested amounts"
-            );
-            return false;
+            ),
         }
-        // Only whole cores may be given.
-        let Some(cpus) = wanted.get_mut(failed).and_then(|amounts| amounts.get_mut(devices::CPU)) else {
+    }
+    present_amounts(change, &owner) != before
+}
+
+/// Reduces the parts of a claim to these amounts, or to fewer CPUs, as only whole cores may be given.
+fn reduce_parts(change: &mut Transaction<'_>, uid: &str, claim: &ReservedClaim, mut less: Vec<Amounts>) {
+    loop {
+        let (failed, error) = match decide_parts(change, uid, claim, &less, true) {
+            Ok(ledger) => return replace_parts(change, uid, claim, ledger, &less),
+            Err(failed) => failed,
+        };
+        let cpus = less.get_mut(failed).and_then(|amounts| amounts.get_mut(devices::CPU));
+        let Some(cpus) = cpus.filter(|cpus| !cpus.is_zero()) else {
             tracing::error!(
                 claim = claim.name,
                 error = error.message,
                 "a resource claim cannot be reduced to the requests of its pod"
             );
-            return false;
+            return;
         };
         *cpus = cpus.saturating_sub(Quantity::whole(1));
     }
+}
+
+fn replace_parts(
+    change: &mut Transaction<'_>,
+    uid: &str,
+    claim: &ReservedClaim,
+    mut ledger: Ledger,
+    amounts: &[Amounts],
+) {
+    unite(&mut ledger, uid, claim, &sum(amounts));
+    change.state().ledger = ledger;
+}
+
+/// Returns the sums of amounts that are not 0.
+fn sum(parts: &[Amounts]) -> Amounts {
+    let mut sum = Amounts::new();
+    parts.iter().for_each(|amounts| add(&mut sum, amounts));
+    sum.retain(|_, amount| !amount.is_zero());
+    sum
 }
 
 /// Returns the ledger with new decisions on the parts of a claim, or the number of the part that does not fit. `is_less`: the claim has

@@ -376,6 +376,9 @@ async fn parts_of_a_claim_are_united() {
     admit(&reconciler, "a", 3).await.unwrap();
     assert_eq!(limit(6000, 2560).await.unwrap(), []);
     assert_eq!(cpus(), [(0, 2), (1, 1)].into());
+    // Memory is taken back although there are no further CPUs.
+    assert_eq!(limit(6000, 768).await.unwrap().len(), 1);
+    assert_eq!((cpus(), memory(&bench)), ([(0, 2), (1, 1)].into(), vec![(0, 512), (1, 256)]));
     reconciler.release("a".to_owned()).await.unwrap();
     let changed = reconciler.limit_claims("pod".to_owned(), None).await.unwrap();
     assert_eq!(changed[0].given, changed[0].allocated);

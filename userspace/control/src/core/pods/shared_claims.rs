@@ -4,7 +4,7 @@
 //! change is retried with a growing delay; until then, the parts stay as before.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
@@ -15,45 +15,45 @@ use crate::core::{Core, shared_pool};
 /// Bounds of the delay of a retry.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// Claims with a changed set of containers. Not stored: after a start, all claims are divided again.
+/// Claims with a changed set of containers, by their owner in the ledger, with the next retry of those that failed. Not stored: after a
+/// start, all claims are divided again.
 #[derive(Default)]
-pub(super) struct SharedClaims {
-    /// Owners of the claims' parts in the ledger.
-    changed: BTreeSet<String>,
-    /// The next retry; `None` if the last division did not fail.
-    retry: Option<Retry>,
-}
+pub(super) struct SharedClaims(BTreeMap<String, Option<Retry>>);
 
 impl SharedClaims {
     pub(super) fn note_changed(&mut self, owner: &str) {
-        self.changed.insert(owner.to_owned());
+        self.0.insert(owner.to_owned(), None);
     }
 }
 
 /// Records that all claims are to be divided again.
 pub(super) fn note_all_changed(core: &mut Core) {
     let containers = core.store.state.containers.values().map(|placed| &placed.of);
-    let of_claims = containers.filter(|of| of.slice == GuaranteeSource::Claim);
-    core.pods.shared_claims.changed.extend(of_claims.map(|of| of.owner.clone()));
+    for of in containers.filter(|of| of.slice == GuaranteeSource::Claim) {
+        core.pods.shared_claims.note_changed(&of.owner);
+    }
 }
 
-/// Divides the changed claims among their present containers. While another operation blocks, nothing is changed.
+/// Divides the changed claims among their present containers, each by itself. While another operation blocks, nothing is changed.
 pub(super) fn divide(core: &mut Core, now: Instant) {
-    let SharedClaims { changed, retry } = &core.pods.shared_claims;
-    let is_due = retry.as_ref().is_none_or(|retry| retry.is_due(now));
-    if changed.is_empty() || !is_due || core.execution.is_busy() {
-        return;
-    }
-    let owners = std::mem::take(&mut core.pods.shared_claims.changed);
-    let divided = shared_pool::change_containers(core, None, |placed| owners.contains(&placed.of.owner));
-    let of = &mut core.pods.shared_claims;
-    match divided {
-        Ok(_) => of.retry = None,
-        Err(error) => {
-            tracing::error!(%error, "the memory of resource claims could not be divided among their containers; it is retried");
-            of.changed.extend(owners);
-            let (first, longest) = RETRY_DELAYS;
-            of.retry.get_or_insert_with(|| Retry::new(now, first, longest)).postpone(now);
+    let is_due = |retry: &Option<Retry>| retry.as_ref().is_none_or(|retry| retry.is_due(now));
+    let changed = core.pods.shared_claims.0.iter();
+    let due: Vec<String> =
+        changed.filter(|(_, retry)| is_due(retry)).map(|(owner, _)| owner.clone()).collect();
+    for owner in due {
+        if core.execution.is_busy() {
+            return;
+        }
+        let divided = shared_pool::change_containers(core, None, |placed| placed.of.owner == owner);
+        let claims = &mut core.pods.shared_claims.0;
+        match divided {
+            Ok(_) => drop(claims.remove(&owner)),
+            Err(error) => {
+                tracing::error!(owner, %error, "the memory of a resource claim could not be divided among its containers; it is retried");
+                let (first, longest) = RETRY_DELAYS;
+                let retry = claims.entry(owner).or_default();
+                retry.get_or_insert_with(|| Retry::new(now, first, longest)).postpone(now);
+            }
         }
     }
 }

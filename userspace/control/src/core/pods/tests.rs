@@ -267,8 +267,12 @@ fn reserved_claim(pod: &str, cpus: u64) -> ReservedClaim {
 
 /// Returns a container of the pod `a` that requests CPUs, and uses this claim.
 fn claiming(id: &str, claims: ClaimUses) -> ContainerPlacementRequest {
-    let ask = container("a", 2000);
-    let cgroup = format!("/kubepods/pod-a/{id}").parse().unwrap();
+    claiming_in("a", id, claims)
+}
+
+fn claiming_in(pod: &str, id: &str, claims: ClaimUses) -> ContainerPlacementRequest {
+    let ask = container(pod, 2000);
+    let cgroup = format!("/kubepods/pod-{pod}/{id}").parse().unwrap();
     ContainerPlacementRequest { id: id.to_owned(), name: id.to_owned(), cgroup, claims, ..ask }
 }
 
@@ -456,12 +460,23 @@ fn claim_is_divided_after_a_failure() {
     bench.handle();
     drop(bench.bind(&asks[0]));
     bench.handle();
+    claims::reserve(&mut bench.core, "d", reserved_claim("b", 2), None).unwrap();
+    let others = ["three", "four"].map(|id| claiming_in("b", id, named("db")));
+    drop(bench.create(&others[0]));
+    bench.handle();
+    drop(bench.bind(&others[0]));
+    bench.handle();
     let knob = bench.dir_of(&asks[0]).join("memory.min");
     fs::remove_file(&knob).unwrap();
     fs::create_dir(&knob).unwrap();
     let mut created = bench.create(&asks[1]);
     bench.handle();
     assert!(created.try_recv().is_ok(), "the second container starts");
+    // The claim of another pod is divided all the same.
+    assert_eq!(mib(&bench, "kubepods/pod-b/three", "memory.min"), 992);
+    drop(bench.create(&others[1]));
+    bench.handle();
+    assert_eq!(mib(&bench, "kubepods/pod-b/three", "memory.min"), 496);
     fs::remove_dir(&knob).unwrap();
     fs::write(&knob, (992_u64 << 20).to_string()).unwrap();
     let now = Instant::now();
