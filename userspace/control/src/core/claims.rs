@@ -225,7 +225,9 @@ fn replace_parts(
 /// Returns the sums of amounts that are not 0.
 fn sum(parts: &[Amounts]) -> Amounts {
     let mut sum = Amounts::new();
-    parts.iter().for_each(|amounts| add(&mut sum, amounts));
+    for amounts in parts {
+        add(&mut sum, amounts);
+    }
     sum.retain(|_, amount| !amount.is_zero());
     sum
 }
