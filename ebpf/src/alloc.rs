@@ -26,7 +26,7 @@
 //!
 //! # Misses
 //! A *miss* is a user page outside the guaranteed nodes. `charge.rs` counts misses where the kernel charges pages to their
-//! owner. This program counts them only where that is not possible: it takes movable pages for user pages, and the
+//! owner. This program counts them only for slots where that is not possible: it takes movable pages for user pages, and the
 //! allocating task for the owner. The first miss of a slot is reported to userspace as an event with the allocating task.
 //! No further miss of the slot is reported until userspace opens its gate again (`event_gate.rs`).
 //!
@@ -120,7 +120,8 @@ struct CacheEntry {
     /// The index of this CPU's memory node.
     memory_node: u32,
     slot: u32,
-    padding: u32,
+    /// Copied from [`Slot`].
+    counts_misses: u32,
 }
 
 /// The number of shards of CTR that CPUs share; 0 if each CPU has its own shard.
@@ -143,10 +144,6 @@ static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 /// The offset of `task_struct.flags`; 0 if it is unknown.
 #[unsafe(no_mangle)]
 static TASK_FLAGS: Global<u32> = Global::new(0);
-
-/// 1 if this program counts misses; 0 if `charge.rs` does.
-#[unsafe(no_mangle)]
-static COUNTS_MISSES: Global<u32> = Global::new(1);
 
 /// 1 if the probe runs `CHAIN_PROGRAM`.
 #[unsafe(no_mangle)]
@@ -283,7 +280,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
             (true, true) => &raw mut (*counters).user_remote,
         };
         add(counter, pages);
-        if outside && COUNTS_MISSES.load() != 0 {
+        if outside && entry.counts_misses != 0 {
             add(&raw mut (*counters).user_outside, pages);
             if event_gate::passes(entry.slot) {
                 report_miss(entry.slot, node, pages);
@@ -362,6 +359,7 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     entry.allowed = slot_value.allowed;
     entry.row = shard * SHARD_ROWS.load() + slot * NODES.load();
     entry.slot = slot;
+    entry.counts_misses = slot_value.counts_misses as u32;
     entry.memory_node = u32::from(memory_node);
     // If the task was moved to another cgroup meanwhile, the slot may be wrong: the entry is used for this event only.
     let moved = cgroup != current_cgroup_by_helper();

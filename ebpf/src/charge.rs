@@ -30,7 +30,7 @@
 //! another process.
 //!
 //! # Concurrency
-//! Only misses are counted, so all CPUs share the counters and update them atomically. Kernels with full preemption may
+//! Only misses are counted. Each CPU has counters of its own, or several share them, and all update them atomically. Kernels with full preemption may
 //! preempt tasks inside; until such a task runs again, the kernel skips the program for other tasks on that CPU, and counts
 //! these runs as lost.
 
@@ -55,6 +55,7 @@ mod slot_cache;
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
+    helpers::bpf_get_smp_processor_id,
     macros::{fexit, map},
     maps::{Array, RingBuf},
     programs::FExitContext,
@@ -100,6 +101,9 @@ static CHARGED_BEFORE: Global<u64> = Global::new(0);
 /// not charged by the function.
 #[unsafe(no_mangle)]
 static HUGETLB: Global<[u32; 2]> = Global::new([0; 2]);
+/// The number of shards of MISSES, and the rows of each. CPUs share them if there are fewer than CPUs.
+#[unsafe(no_mangle)]
+static SHARDS: Global<[u32; 2]> = Global::new([1, 0]);
 /// 1 if the kernel runs a program at most once at a time on each CPU.
 #[unsafe(no_mangle)]
 static IS_EXCLUSIVE: Global<u32> = Global::new(0);
@@ -111,7 +115,7 @@ static SWAPIN_CACHE: SlotCache = slot_cache();
 /// Settings by slot.
 #[map]
 static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
-/// Pages outside the guaranteed nodes by slot * NODES + node index.
+/// Pages outside the guaranteed nodes by shard * rows + slot * NODES + node index.
 #[map]
 static MISSES: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// Events for userspace: values of [`Miss`].
@@ -172,7 +176,10 @@ fn count_miss(page: *const u8, flags: u64, slot: u32, node: u32) {
         // SAFETY: as above.
         offset => unsafe { *page.add(offset as usize).cast::<u32>() },
     };
-    add_at(&MISSES, slot * NODES.load() + node, u64::from(pages));
+    let [shards, rows] = SHARDS.load();
+    // SAFETY: the helper takes nothing and always succeeds.
+    let shard = unsafe { bpf_get_smp_processor_id() }.checked_rem(shards).unwrap_or(0);
+    add_at(&MISSES, shard * rows + slot * NODES.load() + node, u64::from(pages));
     if event_gate::passes(slot) {
         report_miss(slot, node, pages);
     }

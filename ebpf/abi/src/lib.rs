@@ -114,6 +114,8 @@ pub struct Slot {
     /// The nodes guaranteed to the workload, one bit for each node index. Without a guarantee, all bits are set, so
     /// that no page is outside.
     pub allowed: [u64; MAX_NODES / 64],
+    /// 1 if this probe counts the workload's misses; 0 if another one does.
+    pub counts_misses: u64,
 }
 
 /// The nodes of the machine, by node id.

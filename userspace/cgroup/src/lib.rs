@@ -42,7 +42,7 @@ pub use files::{
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobEvent, KnobWatch, KnobWatchError, KnobWriter};
 pub use lock::{HierarchyLock, LockError};
-pub use mounts::MountsError;
+pub use mounts::{MountsError, has_controller};
 pub use notify::{Notice, Notifier, NotifyError, WatchSubject};
 pub use path::{CgroupId, CgroupPath, PathError};
 pub use read::ReadError;

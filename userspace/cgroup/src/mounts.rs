@@ -5,7 +5,7 @@
 use std::{
     cmp::Reverse,
     ffi::OsString,
-    fs::File,
+    fs::{self, File},
     io::{self, BufRead, BufReader},
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
@@ -37,6 +37,23 @@ pub(crate) fn mount_points(root: &Path) -> Result<Vec<PathBuf>, MountsError> {
     let text = BufReader::new(File::open(&path).map_err(fail)?);
     let mounts = parse(text).map_err(fail)?;
     mounts.map_err(|(line, content)| MountsError::Malformed { path, line, content })
+}
+
+/// Returns true if a mounted hierarchy of cgroup v2 has this controller, as its root's `cgroup.controllers` lists: otherwise it is
+/// disabled, not built, or on a hierarchy of v1. `None` if that cannot be read.
+pub fn has_controller(root: &Path, controller: &str) -> Option<bool> {
+    let mut is_known = true;
+    for mount in mount_points(root).ok()? {
+        let file = root.join(mount.strip_prefix("/").unwrap_or(&mount)).join("cgroup.controllers");
+        match fs::read_to_string(file) {
+            Ok(controllers) if controllers.split_whitespace().any(|name| name == controller) => {
+                return Some(true);
+            }
+            Ok(_) => {}
+            Err(_) => is_known = false,
+        }
+    }
+    is_known.then_some(false)
 }
 
 fn parse(text: impl BufRead) -> io::Result<Result<Vec<PathBuf>, (usize, String)>> {
@@ -125,6 +142,27 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let error = mount_points(root.path()).unwrap_err().to_string();
         assert!(error.contains("proc/self/mountinfo: No such file"), "{error}");
+    }
+
+    #[test]
+    fn finds_controllers_of_all_mounts() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(has_controller(root.path(), "memory"), None, "mounts are unknown");
+        write("proc/self/mountinfo", "1 2 3:4 / /a rw - tmpfs tmpfs rw\n");
+        assert_eq!(has_controller(root.path(), "memory"), Some(false), "no cgroup v2");
+        let mounts = "30 23 0:26 / /one rw - cgroup2 cgroup2 rw\n31 23 0:26 / /two rw - cgroup2 cgroup2 rw\n";
+        write("proc/self/mountinfo", mounts);
+        write("two/cgroup.controllers", "cpuset memoryless\n");
+        assert_eq!(has_controller(root.path(), "memory"), None, "that of the other mount is unknown");
+        write("one/cgroup.controllers", "");
+        assert_eq!(has_controller(root.path(), "memory"), Some(false));
+        write("two/cgroup.controllers", "cpuset memory pids\n");
+        assert_eq!(has_controller(root.path(), "memory"), Some(true));
     }
 
     #[test]

@@ -830,7 +830,8 @@ fn run_checks(
 ) -> Vec<HostCheck> {
     let probes = (root == Path::new("/")).then(|| {
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
-        Probes::load(&ProbeOptions::new(&machine))
+        let charges_memory = numaward_cgroup::has_controller(root, "memory").unwrap_or(true);
+        Probes::load(&ProbeOptions { charges_memory, ..ProbeOptions::new(&machine) })
     });
     let needs = probes.as_ref().map(Probes::kernel_features).unwrap_or_default();
     (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), &needs, config)

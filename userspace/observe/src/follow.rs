@@ -198,6 +198,7 @@ fn is_idle(observer: &Observer) -> bool {
 fn maintain_probes(observer: &Observer) {
     report_probe_events(observer);
     observer.registry.follow_slot_policy(Instant::now());
+    observer.registry.follow_charges(Instant::now());
     {
         let SlotLocks { mut probing, state } = observer.registry.assign_slots();
         drop(state);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use numaward_api::{ContainerRuntime, ReservationOrigin};
-use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity};
+use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity, has_controller};
 use numaward_config::Config;
 use numaward_model::{Guarantees, error_chain, headroom::Headroom, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
@@ -307,6 +307,8 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::ProbeOpti
             .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0)),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
         secondary: Probe::SECONDARY.into_iter().filter(|probe| is_enabled(&config.probes, *probe)).collect(),
+        // Unknown is no reason to do without the probe.
+        charges_memory: has_controller(&config.host_root, "memory").unwrap_or(true),
         call_chains: config.observe.call_chains.enabled.then_some(probes::ChainOptions {
             sample_every: config.observe.call_chains.sample_every,
             max_stacks: config.observe.call_chains.max_stacks,

@@ -57,8 +57,9 @@ fn miss_event(
     let outside = guaranteed.map_or("outside its guaranteed nodes".to_owned(), |guaranteed| {
         format!("outside its guaranteed nodes {guaranteed}")
     });
+    // The process may belong to another workload: it may have read a file, or swapped memory in, for several.
     let message = format!(
-        "{command:?} ({pid}) was given {bytes} on {place}, {outside}; there may have been more since."
+        "It got {bytes} on {place}, {outside}, by an allocation of {command:?} ({pid}); there may have been more since."
     );
     let mut report = EventReport::new(EventKind::Miss, message)
         .detail("command", command)
@@ -138,7 +139,7 @@ mod tests {
         let reported = events.page(&numaward_api::EventFilter { limit: 10, ..Default::default() }).events;
         assert_eq!(
             reported[0].message,
-            "\"load\" (7) was given 8Ki on node 3, outside its guaranteed nodes 0-1; there may have been more since."
+            "It got 8Ki on node 3, outside its guaranteed nodes 0-1, by an allocation of \"load\" (7); there may have been more since."
         );
         assert_eq!((reported[0].node, reported[0].workload.as_deref()), (Some(3), Some("a")));
         let details =

@@ -9,7 +9,7 @@ use std::{
 
 use numaward_cgroup::{CgroupEvent, CgroupId, Hierarchy, read::cpu_time};
 use numaward_model::Guarantees;
-use numaward_probes::{SlotHolders, SlotId};
+use numaward_probes::{Probe, SlotHolders, SlotId};
 use numaward_topology::Machine;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -27,6 +27,9 @@ use crate::{
 
 /// Most events that wait to be reported. Further events stay in the probes, which count lost ones.
 const MAX_UNREPORTED_EVENTS: usize = 1024;
+
+/// Interval at which the memory controllers of workloads with a guarantee are looked up.
+const CHARGES_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Consistent copy of the workloads and of the holders of the probes' slots.
 pub(crate) struct StateSnapshot {
@@ -176,6 +179,31 @@ impl WorkloadRegistry {
         guarantees.free_cpus = foreign.free_cpus();
         // Still under the lock, so a container that appears meanwhile gets its guarantee afterwards.
         locks.assign(guarantees, self.keep_removed);
+    }
+
+    /// Tells the probes which workloads with a guarantee have the memory controller, so that the kernel charges their pages
+    /// to them: if the guarantees changed, or the interval has passed.
+    pub(crate) fn follow_charges(&self, now: Instant) {
+        let targets: Vec<_> = {
+            let SlotLocks { probing, mut state } = self.lock_slots();
+            let revision = state.revision;
+            let is_recent = |(at_revision, at): (u64, Instant)| {
+                at_revision == revision && now.duration_since(at) < CHARGES_INTERVAL
+            };
+            if !probing.attached.has(Probe::Charge) || state.charges_read.is_some_and(is_recent) {
+                return;
+            }
+            let Some(hierarchy) = state.hierarchy.clone() else { return };
+            state.charges_read = Some((revision, now));
+            let guarantees = state.guarantees.workloads().iter();
+            guarantees.map(|guarantee| (guarantee.id, hierarchy.dir(&guarantee.cgroup))).collect()
+        };
+        let charged: Vec<_> =
+            targets.into_iter().map(|(id, dir)| (id, dir.join("memory.current").exists())).collect();
+        let mut locks = self.lock_slots();
+        for (id, is_charged) in charged {
+            locks.write_charged(id, is_charged);
+        }
     }
 
     /// Reads the CPU times of cgroups, if the interval has passed and a workload waits for a slot, and reassigns

@@ -145,6 +145,13 @@ impl SlotLocks<'_> {
         self.probing.health.note_result(DaemonPart::Slots, set);
     }
 
+    /// Writes to the probes whether the kernel charges a workload's pages to it.
+    pub(crate) fn write_charged(&mut self, id: CgroupId, is_charged: bool) {
+        let Some(slot) = self.state.table.slot(id) else { return };
+        let set = self.probing.probes.set_charged(slot, is_charged);
+        self.probing.health.note_result(DaemonPart::Slots, set);
+    }
+
     /// Moves workloads to their name after it has become known.
     pub(crate) fn rename(&mut self) {
         let renamed: Vec<_> = self

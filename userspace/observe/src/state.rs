@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Instant,
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, CgroupWorkload, ContainerIdentity, Hierarchy};
@@ -41,6 +42,8 @@ pub(crate) struct ObserverState {
     pub(crate) new_container: Arc<Notify>,
     pub(crate) exclusive: ExclusiveCpus,
     pub(crate) slot_policy: SlotPolicy,
+    /// Revision and time of the last reading of the guaranteed workloads' memory controllers.
+    pub(crate) charges_read: Option<(u64, Instant)>,
 }
 
 impl ObserverState {

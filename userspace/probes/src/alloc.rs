@@ -24,9 +24,9 @@ use crate::{
     family::{Family, Hook},
     kernel::{KernelInfo, is_confidential},
     maps::{access_error, set},
-    nodes::{NodeNumbering, Sections, count_memory_nodes},
+    nodes::{NodeNumbering, Sections, count_cpus, count_memory_nodes},
     objects::ALLOC,
-    rows::{self, CounterRows, RowLayout},
+    rows::{self, CounterRows, MissCounters, RowLayout},
     self_check,
     slots::Slots,
     tracefs,
@@ -44,9 +44,9 @@ pub(crate) struct AllocProbe {
     nodes: NodeNumbering,
     counters: AllocMaps,
     maps: SharedMaps,
-    /// The misses of slots with a guarantee, unless `charge` counts them.
+    /// The misses that this probe counts.
     misses: EventGate,
-    /// The probe that counts misses, if there is one.
+    /// The probe that counts misses of workloads whose pages are charged to them, if there is one.
     pub(crate) charge: Option<ChargeProbe>,
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// The duty cycle, unless the probe is always attached.
@@ -73,8 +73,6 @@ struct KernelLayout {
     task_flags: u32,
     /// 1 if the program for call chains is run.
     runs_chains: u32,
-    /// 1 if the program counts misses.
-    counts_misses: u32,
 }
 
 impl AllocProbe {
@@ -83,7 +81,7 @@ impl AllocProbe {
         options: &ProbeOptions<'_>,
         mode: Mode,
         kernel: &KernelInfo<'_>,
-        misses: Option<&Arc<MapData>>,
+        misses: Option<&Arc<MissCounters>>,
     ) -> Result<Self, ProbeError> {
         let object = ALLOC.map_err(ProbeError::NotBuilt)?;
         let node_shift = kernel.get(|structures| &structures.node_shift);
@@ -103,7 +101,6 @@ impl AllocProbe {
             task_flags: task_flags.ok().filter(|_| reads_task || !is_confidential()).unwrap_or_default(),
             // With a duty cycle, chains would be missing while the probe is detached.
             runs_chains: (is_tp_btf && options.call_chains.is_some() && options.duty_cycle.is_none()).into(),
-            counts_misses: misses.is_none().into(),
         };
         let try_load = |layout| Self::load_with(object, options, mode, kernel, layout, misses);
         let without_chains = KernelLayout { runs_chains: 0, ..layout };
@@ -134,7 +131,7 @@ impl AllocProbe {
         mode: Mode,
         kernel: &KernelInfo<'_>,
         layout: KernelLayout,
-        misses: Option<&Arc<MapData>>,
+        misses: Option<&Arc<MissCounters>>,
     ) -> Result<Self, ProbeError> {
         let machine = options.machine;
         let nodes = NodeNumbering::new(machine, options.fakes.cpu_node);
@@ -150,13 +147,11 @@ impl AllocProbe {
             }
         };
 
-        // CPU ids may have gaps.
-        let highest = machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
-        let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?.max(highest);
+        let cpus = count_cpus(machine)?;
         let slots = options.slots.saturating_add(1);
         let node_table = nodes.table(machine);
         let to_u32 = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let rows = RowLayout::new(slots, node_count, count_memory_nodes(&node_table), to_u32(cpus))
+        let rows = RowLayout::new(slots, node_count, count_memory_nodes(&node_table), cpus)
             .ok_or(ProbeError::TooManySlots { slots, nodes: node_count })?;
 
         let shards = if rows.per_cpu { 0 } else { rows.shards };
@@ -170,7 +165,6 @@ impl AllocProbe {
             .global("MIGRATION_DISABLED", layout.migration_disabled)
             .global("TASK_FLAGS", layout.task_flags)
             .global("RUNS_CHAINS", layout.runs_chains)
-            .global("COUNTS_MISSES", layout.counts_misses)
             .global("NODES", node_count)
             .global("SHARDS", shards)
             .global("SHARD_ROWS", rows.rows)
@@ -224,7 +218,7 @@ impl AllocProbe {
             // The map was created with the size of these sections.
             _ => ProbeError::Incomplete("SECTION_NODE"),
         })?;
-        alloc.set_allowed(OTHER_SLOT, None)?;
+        alloc.set_allowed(OTHER_SLOT, None, true)?;
 
         let program = if mode == Mode::TpBtf { TP_BTF } else { "alloc_tracepoint" };
         alloc.family.attach(Probe::Alloc, &[(program, hook)], kernel.btf())?;
@@ -278,7 +272,7 @@ impl AllocProbe {
         slot: u32,
         allowed: Option<&NodeSet>,
     ) -> Result<(), MapAccessError> {
-        self.write_allowed(slot, allowed)?;
+        self.write_allowed(slot, allowed, true)?;
         if let Some(charge) = &mut self.charge {
             charge.family.add_root(cgroup, slot)?;
         }
@@ -297,27 +291,41 @@ impl AllocProbe {
         removed.and(self.misses.forget(slot))
     }
 
-    pub(crate) fn set_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
-        self.write_allowed(slot, allowed)?;
+    /// Sets the nodes that are guaranteed to the holder of a slot, and whether its pages are charged to it.
+    pub(crate) fn set_allowed(
+        &mut self,
+        slot: u32,
+        allowed: Option<&NodeSet>,
+        is_charged: bool,
+    ) -> Result<(), MapAccessError> {
+        self.write_allowed(slot, allowed, is_charged)?;
         self.family.new_generation()
     }
 
-    fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
-        let value = Slot { allowed: self.nodes.allowed_mask(allowed) };
-        // This program needs the nodes even if it counts no misses: for pages of tasks that free memory.
-        set(&mut self.maps.slots, "SLOTS", slot, &value)?;
+    fn write_allowed(
+        &mut self,
+        slot: u32,
+        allowed: Option<&NodeSet>,
+        is_charged: bool,
+    ) -> Result<(), MapAccessError> {
+        let counts_misses = self.charge.is_none() || !is_charged;
         if let Some(charge) = &mut self.charge {
-            return charge.set_allowed(slot, allowed, &self.nodes);
+            charge.set_allowed(slot, allowed.filter(|_| is_charged), &self.nodes)?;
         }
-        if allowed.is_some() { self.misses.watch(slot) } else { self.misses.forget(slot) }
+        // This program needs the nodes even if it counts no misses: for pages of tasks that free memory.
+        let value =
+            Slot { allowed: self.nodes.allowed_mask(allowed), counts_misses: u64::from(counts_misses) };
+        set(&mut self.maps.slots, "SLOTS", slot, &value)?;
+        if allowed.is_some() && counts_misses { self.misses.watch(slot) } else { self.misses.forget(slot) }
     }
 
     /// Returns the events since the last call: the first miss of each slot, and another one after a pause.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
-        match &mut self.charge {
-            Some(charge) => charge.events(now, &self.nodes),
-            None => self.misses.events(now, |bytes| event::miss(bytes, self.nodes.ids())),
+        let mut events = self.misses.events(now, |bytes| event::miss(bytes, self.nodes.ids()))?;
+        if let Some(charge) = &mut self.charge {
+            events.extend(charge.events(now, &self.nodes)?);
         }
+        Ok(events)
     }
 
     /// Adapts the maps to a changed machine: nodes and memory that were added or removed. Reports changes for which
@@ -329,13 +337,14 @@ impl AllocProbe {
         if self.family.differs_from_nodes(&table) {
             // A guarantee may contain a node that was added later: no page there may count as outside.
             for (slot, holder) in slots.holders().filter(|(_, holder)| holder.allowed.is_some()) {
-                self.write_allowed(slot, holder.allowed.as_ref())?;
+                self.write_allowed(slot, holder.allowed.as_ref(), holder.is_charged)?;
             }
             self.family.new_generation()?;
-            self.family.set_nodes(&table)?;
+            // This family is last: if a write fails, it still differs, and the next call writes both.
             if let Some(charge) = &mut self.charge {
                 charge.family.set_nodes(&table)?;
             }
+            self.family.set_nodes(&table)?;
             // The memory node of some CPUs may have changed.
             self.family.new_generation()?;
         }

@@ -10,16 +10,16 @@ use rustix::param::page_size;
 use crate::{
     CgroupId, Counters, MapAccessError, Mode, NodeCounters, Obstacle, Pages, Probe, ProbeEvent, ProbeOptions,
     ProbeReport,
-    btf::charge::{ChargeHook, ChargeLayout, is_memory_on_v1},
+    btf::charge::{ChargeHook, ChargeLayout},
     error::ProbeError,
     event,
     event_gate::{self, EventGate},
     family::{Family, Hook, report},
     kernel::{KernelInfo, is_confidential},
     maps::set,
-    nodes::NodeNumbering,
+    nodes::{NodeNumbering, count_cpus},
     objects::CHARGE,
-    rows::{MISSES, add_misses},
+    rows::{MISSES, MissCounters, MissLayout},
     self_check,
 };
 
@@ -32,7 +32,7 @@ pub(crate) struct ChargeProbe {
     slots: Array<MapData, Slot>,
     /// The misses of slots with a guarantee.
     misses: EventGate,
-    pub(crate) counters: Arc<MapData>,
+    pub(crate) counters: Arc<MissCounters>,
 }
 
 impl ChargeProbe {
@@ -50,8 +50,8 @@ impl ChargeProbe {
             let text = "switched off by the duty cycle".to_owned();
             return absent(&[(Obstacle::SwitchedOff, text)]);
         }
-        if is_memory_on_v1(Path::new("/")) {
-            let text = "the memory controller is on cgroup v1".to_owned();
+        if !options.charges_memory {
+            let text = "the hierarchy of cgroup v2 does not have the controller memory".to_owned();
             return absent(&[(Obstacle::Unsupported, text)]);
         }
         let layout = match kernel.get(|structures| &structures.charge) {
@@ -91,7 +91,8 @@ impl ChargeProbe {
         let numbering = NodeNumbering::new(options.machine, options.fakes.cpu_node);
         let nodes = numbering.capacity();
         let slots = options.slots.saturating_add(1);
-        let entries = slots.checked_mul(nodes).ok_or(ProbeError::TooManySlots { slots, nodes })?;
+        let cpus = count_cpus(options.machine)?;
+        let rows = MissLayout::new(slots, nodes, cpus).ok_or(ProbeError::TooManySlots { slots, nodes })?;
         let settings = kernel
             .slot_path()?
             .charge_settings(path, parent)
@@ -106,16 +107,17 @@ impl ChargeProbe {
             .global("COMPOUND_PAGES", hugepage_pages(Path::new("/")))
             .global("CHARGED_BEFORE", hook.charged_before)
             .global("HUGETLB", layout.hugetlb)
+            .global("SHARDS", [rows.shards, rows.rows])
             .entries("SLOTS", slots)
             .entries(event_gate::MAP, slots)
             .entries("EVENTS", options.fakes.ring_bytes.unwrap_or(event_gate::EVENTS_BYTES))
-            .entries(MISSES, entries);
+            .entries(MISSES, rows.entries());
         let mut family = Family::load(kernel, "charge", object, options.slots, settings)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let mut probe = Self {
             slots: family.take("SLOTS")?,
             misses: EventGate::new(&mut family, "EVENTS")?,
-            counters: Arc::new(family.take_data(MISSES)?),
+            counters: Arc::new(MissCounters { map: family.take_data(MISSES)?, layout: rows }),
             family,
         };
         // During the check, all pages are outside.
@@ -127,7 +129,7 @@ impl ChargeProbe {
         if options.self_check {
             let touched = self_check::touch(numbering.ids(), options.machine);
             let mut counted = vec![0; nodes as usize];
-            probe.add_counters(OTHER_SLOT * nodes, &mut counted)?;
+            probe.counters.add_to(OTHER_SLOT * nodes, &mut counted)?;
             let by_node =
                 numbering.ids().iter().zip(counted).map(|(&node, pages)| {
                     (node, Counters { user_local: Pages(pages), ..Counters::default() })
@@ -139,15 +141,12 @@ impl ChargeProbe {
         Ok((probe, self_check))
     }
 
-    fn add_counters(&self, first: u32, sums: &mut [u64]) -> Result<(), MapAccessError> {
-        add_misses(&self.counters, first as usize, sums)
-    }
-
     fn write_mask(&mut self, slot: u32, allowed: [u64; MAX_NODES / 64]) -> Result<(), MapAccessError> {
-        set(&mut self.slots, "SLOTS", slot, &Slot { allowed })
+        set(&mut self.slots, "SLOTS", slot, &Slot { allowed, counts_misses: 1 })
     }
 
-    /// Sets the nodes that are guaranteed to the holder of a slot.
+    /// Sets the nodes that are guaranteed to the holder of a slot; `None` if it has no guarantee, or if its pages are not
+    /// charged to it.
     pub(crate) fn set_allowed(
         &mut self,
         slot: u32,

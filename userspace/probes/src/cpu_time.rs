@@ -23,6 +23,7 @@ use crate::{
     kernel::{KernelInfo, is_confidential},
     loader::ObjectSettings,
     maps::access_error,
+    nodes::count_cpus,
     objects::CPU_TIME,
     sys::MappedArray,
 };
@@ -67,10 +68,7 @@ impl CpuTimeReader {
             return Err(ProbeError::Confidential);
         }
         let [pointers, counters, run_time] = kernel.get(|structures| &structures.cpu_time)?;
-        // CPU ids may have gaps.
-        let highest = options.machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
-        let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?.max(highest);
-        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+        let cpus = count_cpus(options.machine)?;
         let settings = ObjectSettings::default()
             .global("POINTERS", pointers)
             .global("COUNTERS", counters)

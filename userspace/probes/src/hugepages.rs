@@ -77,7 +77,12 @@ impl HugepageProbe {
         allowed: Option<&NodeSet>,
         numbering: &NodeNumbering,
     ) -> Result<(), MapAccessError> {
-        set(&mut self.slots, "SLOTS", slot, &Slot { allowed: numbering.allowed_mask(allowed) })
+        set(
+            &mut self.slots,
+            "SLOTS",
+            slot,
+            &Slot { allowed: numbering.allowed_mask(allowed), counts_misses: 1 },
+        )
     }
 
     /// Returns the counted page sizes.

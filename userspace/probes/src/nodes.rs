@@ -13,6 +13,8 @@ use numaward_abi::{MAX_NODE_IDS, MAX_NODES, NodeTable, UNKNOWN_NODE};
 use numaward_topology::{Machine, NodeId, NodeSet, machine::SECTION_SIZE};
 use rustix::param::page_size;
 
+use crate::error::ProbeError;
+
 /// The maximum number of reserved rows. Firmware may list far more possible nodes than will ever come online.
 const SPARE_NODES: usize = 8;
 
@@ -137,6 +139,13 @@ pub(crate) struct Sections {
     pub(crate) shift: u32,
     /// The index of the node plus one, by section number; 0 if unknown.
     pub(crate) nodes: Vec<u16>,
+}
+
+/// Returns one more than the highest possible CPU, as ids may have gaps.
+pub(crate) fn count_cpus(machine: &Machine) -> Result<u32, ProbeError> {
+    let highest = machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
+    let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?.max(highest);
+    Ok(u32::try_from(cpus).unwrap_or(u32::MAX))
 }
 
 impl Sections {

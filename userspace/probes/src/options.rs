@@ -30,6 +30,8 @@ pub struct ProbeOptions<'a> {
     pub duty_cycle: Option<DutyCycle>,
     /// The secondary probes that are attached.
     pub secondary: Vec<Probe>,
+    /// True if the kernel charges pages to cgroups v2: their hierarchy has the controller `memory`.
+    pub charges_memory: bool,
     /// The options for call chains; `None` if they are not taken.
     pub call_chains: Option<ChainOptions>,
     /// The duration from which a stall is reported as [`Incident::LongStall`](crate::Incident::LongStall).
@@ -74,6 +76,7 @@ impl<'a> ProbeOptions<'a> {
             duty_cycle: None,
             // The processor has few counters, which other programs may need.
             secondary: Probe::SECONDARY.into_iter().filter(|probe| *probe != Probe::Hardware).collect(),
+            charges_memory: true,
             call_chains: None,
             long_stall: DEFAULT_LONG_STALL,
             self_check: true,

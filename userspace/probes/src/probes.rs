@@ -188,18 +188,33 @@ impl Probes {
                 let _best_effort = self.secondary.remove_root(cgroup, slot);
             })?;
         }
-        self.slots.take(slot, Holder { cgroup, base: Arc::new(base), allowed: allowed.cloned() });
+        let (base, allowed) = (Arc::new(base), allowed.cloned());
+        self.slots.take(slot, Holder { cgroup, base, allowed, is_charged: true });
         Ok(SlotId(slot))
     }
 
     /// Changes the guaranteed nodes of a registered workload.
     pub fn set_allowed(&mut self, slot: SlotId, allowed: Option<&NodeSet>) -> Result<(), SlotError> {
-        self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         if let Some(alloc) = &mut self.alloc {
-            alloc.set_allowed(slot.0, allowed)?;
+            alloc.set_allowed(slot.0, allowed, holder.is_charged)?;
         }
         self.secondary.set_allowed(slot.0, allowed)?;
         self.slots.set_allowed(slot.0, allowed);
+        Ok(())
+    }
+
+    /// Sets whether the kernel charges the pages of a registered workload to its own cgroup, which it does from then on when
+    /// the cgroup has the controller `memory`. If it does not, misses are counted when pages are allocated. Newly registered
+    /// workloads count as charged.
+    pub fn set_charged(&mut self, slot: SlotId, is_charged: bool) -> Result<(), SlotError> {
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
+        if let Some(alloc) = &mut self.alloc
+            && holder.is_charged != is_charged
+        {
+            alloc.set_allowed(slot.0, holder.allowed.as_ref(), is_charged)?;
+            self.slots.set_charged(slot.0, is_charged);
+        }
         Ok(())
     }
 

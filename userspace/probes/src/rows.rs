@@ -17,6 +17,9 @@ pub(crate) const MAP: &str = "CTR";
 /// The name of the map with misses by slot and node, of the probe of charges.
 pub(crate) const MISSES: &str = "MISSES";
 
+/// The maximum size in bytes of the shards with misses.
+const MAX_MISS_BYTES: u64 = 2 << 20;
+
 /// The maximum size in bytes of counters with a shard for each CPU.
 pub(crate) const MAX_PER_CPU_BYTES: u64 = 64 << 20;
 
@@ -77,13 +80,13 @@ pub(crate) fn pages(words: &[u64]) -> u64 {
 pub(crate) struct CounterRows {
     pub(crate) layout: RowLayout,
     pub(crate) map: MapData,
-    /// The misses by slot and node, if another probe counts them.
-    pub(crate) misses: Option<Arc<MapData>>,
+    /// The misses by slot and node that another probe counts.
+    pub(crate) misses: Option<Arc<MissCounters>>,
 }
 
 impl CounterRows {
-    /// Reads the rows of `count` slots from `first` on, as [`AllocCounters`] by node index. Misses are those of the probe that
-    /// counts them.
+    /// Reads the rows of `count` slots from `first` on, as [`AllocCounters`] by node index. Misses are those of
+    /// both probes that count them: for each slot, only one of them does at a time.
     pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
         let RowLayout { nodes, rows, shards, .. } = self.layout;
         let mut sums = vec![0; count as usize * self.layout.words_of_slot()];
@@ -93,25 +96,55 @@ impl CounterRows {
             sys::add_array(self.map.fd().as_fd(), row * ROW_WORDS, &mut sums)
                 .map_err(|source| MapAccessError { map: MAP, action: "read", source })?;
         }
-        if let Some(map) = &self.misses {
+        if let Some(counters) = &self.misses {
             let mut misses = vec![0; sums.len() / ROW_WORDS];
-            add_misses(map, (first * nodes) as usize, &mut misses)?;
+            counters.add_to(first * nodes, &mut misses)?;
             add_column(&mut sums, &misses);
         }
         Ok(sums)
     }
 }
 
-/// Adds the misses from an index of their map on.
-pub(crate) fn add_misses(map: &MapData, first: usize, sums: &mut [u64]) -> Result<(), MapAccessError> {
-    sys::add_array(map.fd().as_fd(), first, sums).map_err(|source| MapAccessError {
-        map: MISSES,
-        action: "read",
-        source,
-    })
+/// The shards of a map with a number by slot and node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MissLayout {
+    pub(crate) shards: u32,
+    pub(crate) rows: u32,
 }
 
-/// Adds misses by row to the rows' own, which are zero.
+impl MissLayout {
+    /// Computes the layout: a shard for each CPU, or as many as fit into [`MAX_MISS_BYTES`]. `None` if no map can hold one.
+    pub(crate) fn new(slots: u32, nodes: u32, cpus: u32) -> Option<Self> {
+        // Shards begin at multiples of two cache lines.
+        let rows = slots.checked_mul(nodes)?.checked_next_multiple_of(128 / 8)?;
+        let within_limit = MAX_MISS_BYTES / (u64::from(rows) * 8).max(1);
+        Some(Self { shards: u32::try_from(within_limit).unwrap_or(u32::MAX).min(cpus).max(1), rows })
+    }
+
+    pub(crate) fn entries(self) -> u32 {
+        self.rows * self.shards
+    }
+}
+
+/// The misses by slot and node, open for reading.
+pub(crate) struct MissCounters {
+    pub(crate) map: MapData,
+    pub(crate) layout: MissLayout,
+}
+
+impl MissCounters {
+    /// Adds the misses of the rows from `first` on, over all shards.
+    pub(crate) fn add_to(&self, first: u32, sums: &mut [u64]) -> Result<(), MapAccessError> {
+        let MissLayout { shards, rows } = self.layout;
+        for shard in 0..shards {
+            sys::add_array(self.map.fd().as_fd(), (shard * rows + first) as usize, sums)
+                .map_err(|source| MapAccessError { map: MISSES, action: "read", source })?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds misses by row to the rows' own.
 fn add_column(rows: &mut [u64], misses: &[u64]) {
     for ([_, _, outside, _], missed) in rows.as_chunks_mut::<ROW_WORDS>().0.iter_mut().zip(misses) {
         *outside = outside.wrapping_add(*missed);
@@ -124,9 +157,20 @@ mod tests {
 
     #[test]
     fn misses_of_other_probe_are_added() {
-        let mut rows = [1, 2, 0, 4, 5, 6, 0, 8];
+        let mut rows = [1, 2, 0, 4, 5, 6, 1, 8];
         add_column(&mut rows, &[30, 70]);
-        assert_eq!(rows, [1, 2, 30, 4, 5, 6, 70, 8]);
+        assert_eq!(rows, [1, 2, 30, 4, 5, 6, 71, 8]);
+    }
+
+    #[test]
+    fn misses_have_as_many_shards_as_fit() {
+        let layout = |slots, nodes, cpus| MissLayout::new(slots, nodes, cpus).unwrap();
+        assert_eq!(layout(513, 2, 128), MissLayout { shards: 128, rows: 1040 });
+        // 80,016 rows * 8 bytes: three shards fit.
+        assert_eq!(layout(10_001, 8, 128), MissLayout { shards: 3, rows: 80_016 });
+        assert_eq!(layout(1_000_001, 8, 128).shards, 1);
+        assert_eq!(layout(1, 1, 1).entries(), 16);
+        assert_eq!(MissLayout::new(u32::MAX, 2, 1), None);
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(crate) struct Holder {
     /// Shared only by copies of this holder, so that its address identifies the holder.
     pub(crate) base: Arc<BaseCounters>,
     pub(crate) allowed: Option<NodeSet>,
+    /// True if the kernel charges pages to the cgroup itself; false if it charges them to an ancestor.
+    pub(crate) is_charged: bool,
 }
 
 /// The workloads that hold slots, at one instant. Cheap to clone.
@@ -121,6 +123,12 @@ impl Slots {
         }
     }
 
+    pub(crate) fn set_charged(&mut self, slot: u32, is_charged: bool) {
+        if let Some(holder) = self.held_mut().get_mut(&slot) {
+            holder.is_charged = is_charged;
+        }
+    }
+
     pub(crate) fn holder(&self, slot: u32) -> Option<&Holder> {
         self.held.0.get(&slot)
     }
@@ -161,7 +169,7 @@ mod tests {
     use super::*;
 
     fn holder(cgroup: u64) -> Holder {
-        Holder { cgroup: CgroupId(cgroup), base: Arc::default(), allowed: None }
+        Holder { cgroup: CgroupId(cgroup), base: Arc::default(), allowed: None, is_charged: true }
     }
 
     #[test]

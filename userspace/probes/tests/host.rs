@@ -61,6 +61,7 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("pages_are_counted_in_shared_counters", shared_counters),
     ("pages_outside_the_allowed_nodes_are_reported", outside_nodes),
+    ("misses_are_counted_without_memory_controller", uncharged_workload),
     ("pages_allocated_without_sleep_are_of_no_workload", atomic_pages),
     ("lost_misses_are_counted_and_reported_later", ring_buffer_overflow),
     ("pages_of_another_node_are_remote", remote_pages),
@@ -456,10 +457,19 @@ fn secondary_probes(host: &ProbedHost) {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+/// Returns true if cgroups v2 have the controller `memory`.
+fn charges_memory() -> bool {
+    let controllers = |path| fs::read_to_string(path).unwrap_or_default();
+    let unified = controllers("/sys/fs/cgroup/cgroup.controllers");
+    let beside_v1 = controllers("/sys/fs/cgroup/unified/cgroup.controllers");
+    unified.split_whitespace().chain(beside_v1.split_whitespace()).any(|name| name == "memory")
+}
+
 /// The role `report`: prints the state of the probes.
 fn report() -> ExitCode {
     let machine = sysfs::read(Path::new("/")).unwrap();
-    let probes = Probes::load(&ProbeOptions::new(&machine));
+    let options = ProbeOptions { charges_memory: charges_memory(), ..ProbeOptions::new(&machine) };
+    let probes = Probes::load(&options);
     for report in probes.reports() {
         println!("{} {}: {}", report.probe, report.mode, report.reason.as_deref().unwrap_or_default());
     }
@@ -587,7 +597,7 @@ impl ProbedHost {
     }
 
     fn options(&self) -> ProbeOptions<'_> {
-        ProbeOptions::new(&self.machine)
+        ProbeOptions { charges_memory: charges_memory(), ..ProbeOptions::new(&self.machine) }
     }
 
     fn probes(&self) -> Probes {
@@ -745,6 +755,39 @@ fn outside_nodes(host: &ProbedHost) {
         probes.events().unwrap().as_slice(),
         [ProbeEvent { incident: Incident::Miss { .. }, .. }]
     ));
+}
+
+/// Misses of a workload whose cgroup does not have the memory controller: its pages are charged to an ancestor.
+fn uncharged_workload(host: &ProbedHost) {
+    let mut probes = host.probes();
+    let has_charge = probes.reports().iter().any(|of| of.probe == Probe::Charge && of.mode != Mode::Absent);
+    let parent = host.cgroup("uncharged_workload");
+    let cgroup = Cgroup::new(&parent.0, "child");
+    assert!(!cgroup.0.join("memory.current").exists(), "the parent does not enable the controller");
+    let mut process = Toucher::new(&cgroup.0);
+    let slot = probes.register(cgroup.id(), Some(&NodeSet::single(NodeId(77)))).unwrap();
+    let mut missed = |probes: &Probes| {
+        let before = counted(probes, slot).user_outside.0;
+        process.touch(PAGES);
+        counted(probes, slot).user_outside.0 - before
+    };
+    if has_charge {
+        assert_eq!(missed(&probes), 0, "charged to the parent");
+        assert_eq!(probes.events().unwrap(), []);
+    }
+    probes.set_charged(slot, false).unwrap();
+    assert_pages(missed(&probes), PAGES);
+    let events = probes.events().unwrap();
+    assert!(matches!(events.as_slice(), [ProbeEvent { incident: Incident::Miss { .. }, .. }]), "{events:?}");
+    if has_charge {
+        probes.set_charged(slot, true).unwrap();
+        assert_eq!(missed(&probes), 0);
+        // With the controller, only one of the probes counts.
+        fs::write(parent.0.join("cgroup.subtree_control"), "+memory").unwrap();
+        assert_pages(missed(&probes), PAGES);
+        probes.set_charged(slot, false).unwrap();
+        assert_pages(missed(&probes), PAGES);
+    }
 }
 
 fn atomic_pages(host: &ProbedHost) {

@@ -125,6 +125,7 @@ impl FamilyLoad<'_> {
             secondary: vec![probe],
             self_check: false,
             fakes: TestOverrides { dram_events, ..TestOverrides::default() },
+            charges_memory: charges_memory(),
             ..ProbeOptions::new(self.machine)
         };
         let mut probes = Probes::load(&options);
@@ -195,6 +196,12 @@ fn stats_of(ebpf: &Ebpf, program: &str) -> Result<(f64, u64)> {
 }
 
 /// Returns true if programs can be attached to a function of the kernel.
+/// Returns true if cgroups v2 have the controller `memory`.
+fn charges_memory() -> bool {
+    let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    controllers.split_whitespace().any(|name| name == "memory")
+}
+
 fn has_function(name: &str) -> bool {
     let list = fs::read_to_string("/sys/kernel/tracing/available_filter_functions").unwrap_or_default();
     list.lines().any(|line| line == name)

@@ -2,8 +2,6 @@
 //!
 //! What a kernel has follows from its types, not from its version: see `ebpf/src/charge.rs`.
 
-use std::path::Path;
-
 use numaward_abi::ChargeOwner;
 
 use super::{Btf, BtfError};
@@ -159,16 +157,6 @@ fn hook(btf: &Btf<'_>, function: &'static str, has_object_cgroups: bool) -> Resu
 /// Returns the number of a flag of pages.
 fn flag(btf: &Btf<'_>, name: &'static str) -> Result<u32, BtfError> {
     btf.enumerator("pageflags", name)?.filter(|&bit| bit < u64::BITS).ok_or(BtfError::Missing(name))
-}
-
-/// Returns true if the memory controller is on a hierarchy of cgroup v1, as `/proc/self/cgroup` shows. The ids of cgroups are
-/// unique within a hierarchy only. `root` is `/` in production.
-pub(crate) fn is_memory_on_v1(root: &Path) -> bool {
-    let hierarchies = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    hierarchies.lines().any(|line| {
-        let controllers = line.split(':').nth(1).unwrap_or_default();
-        controllers.split(',').any(|controller| controller == "memory")
-    })
 }
 
 #[cfg(test)]
@@ -356,21 +344,6 @@ mod tests {
                 bad[at] = byte;
                 let _any = Structures::from_btf(&bad);
             }
-        }
-    }
-
-    #[test]
-    fn memory_controller_of_v1_is_seen() {
-        for (cgroup, expected) in [
-            ("0::/user.slice\n", false),
-            ("9:cpuset:/\n4:memory:/a:memory\n0::/\n", true),
-            ("4:cpu,memory:/\n", true),
-            ("4:name=memory:/memory\n", false),
-        ] {
-            let root = tempfile::tempdir().unwrap();
-            std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
-            std::fs::write(root.path().join("proc/self/cgroup"), cgroup).unwrap();
-            assert_eq!(is_memory_on_v1(root.path()), expected, "{cgroup}");
         }
     }
 }
