@@ -18,6 +18,7 @@ use numaward_guarantee::{
     pod::ContainerPlacementRequest,
     state::State,
 };
+use numaward_store::fault;
 use numaward_topology::{CpuSet, NodeSet};
 
 use super::{Core, admission, conditions, execution::Transaction, shared_pool};
@@ -69,6 +70,7 @@ pub(crate) fn reserve(
     let claim = Arc::new(claim);
     change.state().claims.insert(uid.to_owned(), claim.clone());
     change.store()?;
+    fault::point("claim.reserved");
     tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is reserved");
     shared_pool::note_guarantees_changed(core);
     Ok(claim)
@@ -334,7 +336,8 @@ pub(super) fn has_pod(core: &Core, uid: &str) -> bool {
     core.store.state.claims.values().any(|claim| claim.pod == uid)
 }
 
-/// Returns the owner of the reservation that a container uses; `None` if it uses none.
+/// Returns the owner of the reservation that a container uses; `None` if it uses none. A reservation for another pod is refused: the
+/// kubelet does not ask again for a claim that it has prepared.
 pub(super) fn owner_for(
     core: &Core,
     ask: &ContainerPlacementRequest,
@@ -342,22 +345,32 @@ pub(super) fn owner_for(
     let pod = &ask.pod.pod;
     let is_used = |(uid, claim): &(&String, &Arc<ReservedClaim>)| {
         let is_named = claim.namespace == pod.namespace && ask.claims.names.contains(&claim.name);
-        claim.pod == pod.uid && (is_named || ask.claims.uids.contains(*uid))
+        is_named || ask.claims.uids.contains(*uid)
     };
-    let owners = core.store.state.claims.iter().filter(is_used).map(|(uid, _)| claim::owner(uid));
-    match owners.collect::<Vec<_>>().as_slice() {
+    let refuse = |reason: &str, message: String| {
+        let rejection = api::Rejection { reason: reason.to_owned(), message, shortfalls: Vec::new() };
+        Err(AdmissionError::Rejected(rejection, Box::default()))
+    };
+    let used: Vec<_> = core.store.state.claims.iter().filter(is_used).collect();
+    if let Some((_, claim)) = used.iter().find(|(_, claim)| claim.pod != pod.uid) {
+        let message = format!(
+            "container {} uses the resource claim {}/{}, which is prepared for another pod: a claim is for one pod (a \
+             ResourceClaimTemplate makes one for each)",
+            ask.name, claim.namespace, claim.name
+        );
+        return refuse("ClaimOfAnotherPod", message);
+    }
+    match used.as_slice() {
         [] => Ok(None),
-        [owner] => Ok(Some(owner.to_string())),
-        owners => {
+        [(uid, _)] => Ok(Some(claim::owner(uid).to_string())),
+        several => {
+            let count = several.len();
             let message = format!(
-                "container {} uses {} resource claims of {}, and one is supported",
+                "container {} uses {count} resource claims of {}, and one is supported",
                 ask.name,
-                owners.len(),
                 devices::DRIVER
             );
-            let reason = "SeveralClaims".to_owned();
-            let rejection = api::Rejection { reason, message, shortfalls: Vec::new() };
-            Err(AdmissionError::Rejected(rejection, Box::default()))
+            refuse("SeveralClaims", message)
         }
     }
 }
@@ -394,6 +407,7 @@ pub(crate) fn release(core: &mut Core, uid: &str) -> Result<(), AdmissionError> 
     let mut change = core.begin();
     remove(change.core(), uid);
     change.store()?;
+    fault::point("claim.released");
     tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is released");
     shared_pool::note_guarantees_changed(core);
     Ok(())

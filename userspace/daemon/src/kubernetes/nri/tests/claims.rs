@@ -248,7 +248,11 @@ async fn prepared_claims_are_used() {
         assert_eq!(place(&bench, uid, devices).await, ["2"; 2], "{uid}");
         assert_eq!(held(uid).len(), 3, "{uid}");
     }
-    place(&bench, "other", &[reported]).await;
-    assert_eq!(held("other").len(), 2, "its own request, not the claim of another pod");
+    let stranger = ContainerSpec {
+        cdi_devices: vec![reported.to_owned()],
+        ..container(&bench.pod("other", "", &[]).await.unwrap(), "db", 2, Bytes::gib(1))
+    };
+    let refused = bench.run(&stranger).await.unwrap_err().to_string();
+    assert!(refused.contains("default/claim-reported, which is prepared for another pod"), "{refused}");
     assert!((&held("named") & &held("reported")).is_empty());
 }
