@@ -9,6 +9,7 @@
 mod at_once;
 mod authority;
 mod chart;
+mod claim_faults;
 mod claims;
 mod control_plane;
 mod decisions;

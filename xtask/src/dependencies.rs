@@ -86,11 +86,12 @@ const TABLE: &[Rule] = &[
             "numaward-model",
             "numaward-observe",
             "numaward-probes",
+            "numaward-store",
             "numaward-telemetry",
             "numaward-topology",
         ],
     )
-    .testing_with(&["numaward-control", "numaward-simulation", "numaward-store"]),
+    .testing_with(&["numaward-control", "numaward-simulation"]),
     rule(
         "numaward-control",
         &[

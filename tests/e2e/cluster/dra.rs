@@ -10,9 +10,9 @@ use super::{
 use crate::containerd::nodes;
 
 /// Name of numaward's driver.
-const DRIVER: &str = "numaward.io";
+pub(super) const DRIVER: &str = "numaward.io";
 /// Name of the class of the test.
-const CLASS: &str = "numa-node";
+pub(super) const CLASS: &str = "numa-node";
 /// Label by which the `DaemonSet` is kept off the node.
 const AWAY: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":"true"}}}}}"#;
 const BACK: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":null}}}}}"#;
@@ -33,7 +33,7 @@ fn claims_get_nodes_that_the_scheduler_chose() {
 }
 
 /// Returns the devices of numaward's slice.
-fn devices(cluster: &Cluster) -> Result<Vec<Value>, String> {
+pub(super) fn devices(cluster: &Cluster) -> Result<Vec<Value>, String> {
     let slices = cluster.kubectl.json(&["get", "resourceslices"])?;
     let mut slices = slices["items"].as_array().into_iter().flatten();
     let slice = slices.find(|slice| slice["spec"]["driver"] == DRIVER);
@@ -42,7 +42,7 @@ fn devices(cluster: &Cluster) -> Result<Vec<Value>, String> {
 }
 
 /// Applies the overlay `enforce` with the component `dra`, and waits until both nodes are published.
-fn install(cluster: &Cluster) {
+pub(super) fn install(cluster: &Cluster) {
     let overlay = component_overlay(cluster, &["dra"]);
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
     cluster.kubectl.must(&[
@@ -73,7 +73,7 @@ fn install(cluster: &Cluster) {
 }
 
 /// Creates a pod with a claim of its name for CPUs and 64 MiB of one node.
-fn create(cluster: &Cluster, name: &str, cpus: u32) {
+pub(super) fn create(cluster: &Cluster, name: &str, cpus: u32) {
     create_with(cluster, name, cpus, &json!([]));
 }
 
@@ -110,7 +110,7 @@ fn allocated_node(cluster: &Cluster, name: &str) -> usize {
 }
 
 /// Waits until a pod runs with this number of exclusive CPUs on the node of its claim, and returns its place.
-fn wait_until_on_node(cluster: &Cluster, name: &str, cpus: usize) -> ContainerPlace {
+pub(super) fn wait_until_on_node(cluster: &Cluster, name: &str, cpus: usize) -> ContainerPlace {
     cluster.wait_until_ready(name);
     let node = allocated_node(cluster, name);
     cluster.wait_for("a pod has the CPUs and the node of its claim", || {

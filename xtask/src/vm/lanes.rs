@@ -110,6 +110,7 @@ pub(crate) const ROWS: &[TestRow] = &[
     row("chaos::reports_match_kernel_after_faults", &[(CI, &["6.12"]), (Rest, &["6.1", "latest"])]),
     cluster("cluster::at_once::hundred_pods_come_and_go_at_once"),
     cluster("cluster::chart::chart_is_installed_and_uninstalled"),
+    cluster("cluster::claim_faults::claims_survive_crashes"),
     cluster("cluster::claims::claimed_devices_are_followed"),
     cluster("cluster::decisions::repeats_kubelet_decisions"),
     cluster("cluster::dra::claims_get_nodes_that_the_scheduler_chose"),

@@ -50,6 +50,7 @@ use numaward_kube::{
     },
     pod::{Notice, Pod, PodSource as _},
 };
+use numaward_store::fault;
 use tokio::{
     sync::{Mutex, watch},
     task::{JoinError, spawn_blocking},
@@ -182,6 +183,7 @@ impl PreparerState {
         let _guard = self.changes.lock().await;
         let reserved = self.reconciler.reserve_claim(claim.uid.clone(), reserved, requests).await?;
         self.write(&claim.uid, &reserved).await?;
+        fault::point("claim.written");
         let (pool, cdi_name) = (&self.reader.node, cdi::device_id(&claim.uid));
         Ok(allocated.parts.iter().map(|part| part.prepared(pool, &cdi_name)).collect())
     }
@@ -251,6 +253,7 @@ impl PreparerState {
         let _guard = self.changes.lock().await;
         let (cdi, of) = (self.cdi.clone(), uid.to_owned());
         spawn_blocking(move || cdi.remove(&of)).await??;
+        fault::point("claim.removed");
         Ok(self.reconciler.release_claim(uid.to_owned()).await?)
     }
 
