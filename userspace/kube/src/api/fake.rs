@@ -109,6 +109,10 @@ impl FakeApiServer {
                 "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}",
                 routing::get(claim),
             )
+            .route(
+                "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}/status",
+                routing::patch(patch_claim),
+            )
             .layer(middleware::from_fn_with_state(shared.clone(), misbehave))
             .with_state(shared.clone());
         let task = tokio::spawn(async move {
@@ -197,8 +201,16 @@ impl FakeApiServer {
     }
 
     /// Adds or changes a `ResourceClaim`. It must have `metadata` with name and namespace.
-    pub fn put_claim(&self, claim: Value) {
-        self.shared.state.lock().claims.insert(pod_key(&claim), claim);
+    pub fn put_claim(&self, mut claim: Value) {
+        let mut inner = self.shared.state.lock();
+        inner.version += 1;
+        claim["metadata"]["resourceVersion"] = json!(inner.version.to_string());
+        inner.claims.insert(pod_key(&claim), claim);
+    }
+
+    /// Returns the `ResourceClaim` with this name.
+    pub fn claim(&self, namespace: &str, name: &str) -> Option<Value> {
+        self.shared.state.lock().claims.get(&format!("{namespace}/{name}")).cloned()
     }
 
     /// Adds or changes a `ResourceSlice`. It must have `metadata` with a name, and `spec`.
@@ -506,6 +518,32 @@ async fn claim(
         Some(claim) => Json(claim).into_response(),
         None => refusal(StatusCode::NOT_FOUND, "there is no such claim"),
     }
+}
+
+/// Replaces the devices in the status of a claim by a merge patch of the version that was read.
+async fn patch_claim(
+    State(shared): State<Arc<ServerState>>,
+    Path((namespace, name)): Path<(String, String)>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let media_type = headers.get("content-type").and_then(|value| value.to_str().ok());
+    if media_type != Some("application/merge-patch+json") {
+        return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "only a merge patch is supported");
+    }
+    let mut patch: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let mut inner = shared.state.lock();
+    inner.version += 1;
+    let version = json!(inner.version.to_string());
+    let Some(claim) = inner.claims.get_mut(&format!("{namespace}/{name}")) else {
+        return refusal(StatusCode::NOT_FOUND, "there is no such claim");
+    };
+    if ["uid", "resourceVersion"].iter().any(|field| patch["metadata"][field] != claim["metadata"][field]) {
+        return refusal(StatusCode::CONFLICT, "another client has changed it");
+    }
+    claim["metadata"]["resourceVersion"] = version;
+    claim["status"]["devices"] = patch["status"]["devices"].take();
+    Json(&*claim).into_response()
 }
 
 async fn version(State(shared): State<Arc<ServerState>>) -> Response {

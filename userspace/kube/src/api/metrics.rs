@@ -27,6 +27,8 @@ pub(crate) enum Operation {
     Topology,
     #[strum(serialize = "get_resource_claim")]
     Claim,
+    #[strum(serialize = "patch_resource_claim_status")]
+    ClaimStatus,
     #[strum(serialize = "list_resource_slices")]
     Slices,
     #[strum(serialize = "write_resource_slice")]

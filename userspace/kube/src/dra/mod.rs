@@ -8,3 +8,4 @@ pub mod messages;
 pub mod parameters;
 pub mod plugin;
 pub mod slices;
+pub mod status;
