@@ -34,6 +34,7 @@ use numaward_kube::{
     dra::{
         claim::AllocationReader,
         slices::{PublishedDevices, SlicePublisher},
+        status::StatusWriter,
     },
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
@@ -323,6 +324,18 @@ impl Cluster {
                 let settings = (&self.config, self.kubernetes);
                 let observer = self.observer.clone();
                 let host: dra::HostReader = Arc::new(move || (observer.guarantees(), observer.machine()));
+                let observer = self.observer.clone();
+                let reporter = dra::StatusReporter {
+                    writer: StatusWriter {
+                        client: client.clone(),
+                        node: node.clone(),
+                        metrics: metrics.clone(),
+                    },
+                    reconciler: reconciler.clone(),
+                    host: host.clone(),
+                    workloads: Arc::new(move || observer.workloads()),
+                };
+                tokio::spawn(stop.clone().run_until_cancelled_owned(reporter.run()).boxed());
                 let preparer = dra::ClaimPreparer::new(settings, reader, pods.clone(), (reconciler, host));
                 let sockets = dra::PluginSockets::new(&self.config);
                 let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());

@@ -14,6 +14,7 @@
 
 mod cdi;
 mod health;
+mod status;
 #[cfg(test)]
 mod tests;
 
@@ -59,7 +60,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::cdi::{CdiDirectory, CdiError};
-pub(super) use self::health::HostReader;
+pub(super) use self::{health::HostReader, status::StatusReporter};
 use super::kubelet;
 use crate::socket::{self, SocketError};
 

@@ -9,6 +9,7 @@ use numaward_kube::{
     dra::{
         fake::{FakeKubelet, Version},
         messages::{HealthStatus, PreparedDevices},
+        status::StatusWriter,
     },
 };
 use numaward_model::port::ObservedHost as _;
@@ -547,5 +548,42 @@ async fn claim_has_several_devices() {
     assert_eq!(unprepare(&kubelet, &claim).await, "");
     assert_eq!(bench.shared_pool(), "0-7");
     drop(kubelet);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn claim_shows_what_it_has() {
+    let bench = DraBench::new().await;
+    let daemon = bench.start().await;
+    let claim = bench.allocate("db", 1, 3);
+    assert_eq!(prepare(&bench.register().await, &claim).await.error, "");
+    let host = bench.host.clone();
+    let writer = StatusWriter {
+        client: api::connect(Some(&bench.path("kubeconfig"))).await.unwrap(),
+        node: "n1".to_owned(),
+        metrics: ApiMetrics::default(),
+    };
+    let reporter = StatusReporter {
+        writer,
+        reconciler: daemon.reconciler.clone(),
+        host: Arc::new(move || (Arc::new(host.assigned.lock().unwrap().clone()), host.machine())),
+        workloads: Arc::new(|| numaward_api::Workloads { workloads: Vec::new() }),
+    };
+    let mut written = BTreeMap::new();
+    reporter.report(&mut written).await.unwrap();
+    let devices = bench.server.claim("ns", "db").unwrap()["status"]["devices"].take();
+    let [device] = devices.as_array().unwrap().as_slice() else { panic!("{devices}") };
+    let identity = ["driver", "pool", "device", "shareID"].map(|field| device[field].as_str().unwrap());
+    assert_eq!(identity, ["numaward.io", "n1", "node-1", "s1"]);
+    let conditions = device["conditions"].as_array().unwrap().iter();
+    let conditions: Vec<_> = conditions.map(|of| (&of["type"], &of["status"])).collect();
+    assert_eq!(conditions, [(&json!("Ready"), &json!("True")), (&json!("numaward.io/kept"), &json!("True"))]);
+    assert_eq!(device["data"], json!({ "node": 1, "cpus": "4-6", "memoryBytes": 1 << 30 }));
+    let requests = bench.server.requests().len();
+    reporter.report(&mut written).await.unwrap();
+    assert_eq!(bench.server.requests().len(), requests, "nothing has changed");
+    assert_eq!(unprepare(&bench.register().await, &claim).await, "");
+    reporter.report(&mut written).await.unwrap();
+    assert!(written.is_empty());
     daemon.stop().await;
 }
