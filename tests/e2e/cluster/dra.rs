@@ -7,7 +7,7 @@ use super::{
     Cluster, ContainerPlace, MACHINE, NODES, ROLLOUT, SHARED, burstable, component_overlay, condition,
     container, guaranteed, node, pod,
 };
-use crate::containerd::nodes;
+use crate::containerd::{nodes, try_numbers};
 
 /// Name of numaward's driver.
 pub(super) const DRIVER: &str = "numaward.io";
@@ -179,7 +179,28 @@ fn claims_are_placed(cluster: &Cluster) -> ContainerPlace {
         if place.cpus.iter().eq([&0]) { Ok(()) } else { Err(format!("{place:?}")) }
     });
     cluster.step("claims are placed");
+    claim_shows_its_state(cluster, "two", &two);
     two
+}
+
+/// The status of a claim has the conditions of its device, and what the pod has of it.
+fn claim_shows_its_state(cluster: &Cluster, name: &str, place: &ContainerPlace) {
+    let device = cluster.wait_for("the claim has a status", || {
+        let claim = cluster.kubectl.json(&["get", "resourceclaim", name])?;
+        let device = claim["status"]["devices"][0].clone();
+        if condition(&json!({ "status": device }), "Ready") {
+            Ok(device)
+        } else {
+            Err(claim["status"].to_string())
+        }
+    });
+    assert!(condition(&json!({ "status": device }), "numaward.io/kept"), "{device:#}");
+    let data = &device["data"];
+    let cpus = try_numbers(data["cpus"].as_str().unwrap_or_default()).unwrap();
+    assert!(place.cpus.iter().eq(&cpus), "{device:#} {place:?}");
+    assert!(place.nodes.iter().copied().eq(data["node"].as_u64()), "{device:#} {place:?}");
+    assert_eq!(data["memoryBytes"], 64 << 20, "{device:#}");
+    cluster.step("a claim shows its state");
 }
 
 /// A claim for which no node has room is not sent to the host, so that nothing is refused there.

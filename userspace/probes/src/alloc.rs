@@ -46,7 +46,7 @@ pub(crate) struct AllocProbe {
     maps: SharedMaps,
     /// The misses that this probe counts.
     misses: EventGate,
-    /// The probe that counts misses of workloads whose pages are charged to them, if there is one.
+    /// The probe that counts misses of the workloads with the memory controller.
     pub(crate) charge: Option<ChargeProbe>,
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// The duty cycle, unless the probe is always attached.

@@ -204,9 +204,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Sets whether the kernel charges the pages of a registered workload to its own cgroup, which it does from then on when
-    /// the cgroup has the controller `memory`. If it does not, misses are counted when pages are allocated. Newly registered
-    /// workloads count as charged.
+    /// Sets whether the kernel charges the pages of a registered workload to its own cgroup: only with the controller `memory`.
+    /// Without it, misses are counted when pages are allocated. Newly registered workloads have it.
     pub fn set_charged(&mut self, slot: SlotId, is_charged: bool) -> Result<(), SlotError> {
         let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         if let Some(alloc) = &mut self.alloc

@@ -757,7 +757,7 @@ fn outside_nodes(host: &ProbedHost) {
     ));
 }
 
-/// Misses of a workload whose cgroup does not have the memory controller: its pages are charged to an ancestor.
+/// Misses of a workload without the memory controller: the kernel charges its pages to an ancestor.
 fn uncharged_workload(host: &ProbedHost) {
     let mut probes = host.probes();
     let has_charge = probes.reports().iter().any(|of| of.probe == Probe::Charge && of.mode != Mode::Absent);

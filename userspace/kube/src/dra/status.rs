@@ -37,7 +37,7 @@ pub struct DeviceCondition {
     pub message: String,
 }
 
-/// What is known about a device of a claim.
+/// Conditions and data of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceStatus {
     /// Replace conditions of the same names.

@@ -1,4 +1,4 @@
-//! Status that is written into prepared claims: whether this host keeps what they were given, and where their CPUs and memory are.
+//! Status that is written into prepared claims: their CPUs and memory, and whether this host keeps them.
 //!
 //! A condition is written when it changes; figures at most once in [`FIGURES_INTERVAL`], and only if they moved. The verdicts are those of
 //! `numaward get`, the page and the alerts.
@@ -41,8 +41,8 @@ const MIN_CHANGE: f64 = 0.05;
 const MIN_BYTES: f64 = 1_048_576.0;
 const MIN_RATIO: f64 = 0.01;
 
-const READY: &str = "Ready";
-const KEPT: &str = "numaward.io/kept";
+const READY_CONDITION: &str = "Ready";
+const KEPT_CONDITION: &str = "numaward.io/kept";
 
 /// Reader of the figures of all workloads.
 pub(in crate::kubernetes) type WorkloadReader = Arc<dyn Fn() -> api::Workloads + Send + Sync>;
@@ -55,7 +55,7 @@ pub(in crate::kubernetes) struct StatusReporter {
     pub(in crate::kubernetes) workloads: WorkloadReader,
 }
 
-/// What is known about a claim.
+/// State of a claim.
 #[derive(Clone, Debug, PartialEq)]
 struct ClaimReport {
     /// Reason and message if the claim is not kept.
@@ -67,7 +67,7 @@ struct ClaimReport {
     remote_ratio: Option<f64>,
 }
 
-/// What is known about a device of a claim.
+/// State of a device of a claim.
 #[derive(Clone, Debug, PartialEq)]
 struct PartReport {
     device: String,
@@ -110,7 +110,7 @@ impl StatusReporter {
         }
     }
 
-    /// Writes what has changed, up to [`MAX_WRITES`] claims.
+    /// Writes the reports that are due, up to [`MAX_WRITES`].
     pub(super) async fn report(&self, written: &mut BTreeMap<String, Written>) -> Result<(), StatusError> {
         let Ok(claims) = self.reconciler.reserved_claims().await else { return Ok(()) };
         written.retain(|uid, _| claims.contains_key(uid));
@@ -187,10 +187,10 @@ impl ClaimReport {
             message: message.to_owned(),
         };
         let kept = match &self.problem {
-            None => condition(KEPT, true, "Kept", ""),
-            Some((reason, message)) => condition(KEPT, false, reason, message),
+            None => condition(KEPT_CONDITION, true, "Kept", ""),
+            Some((reason, message)) => condition(KEPT_CONDITION, false, reason, message),
         };
-        let conditions = vec![condition(READY, true, "Prepared", ""), kept];
+        let conditions = vec![condition(READY_CONDITION, true, "Prepared", ""), kept];
         let device = |part: &PartReport| {
             let mut data =
                 json!({ "node": part.node.0, "cpus": part.cpus.to_string(), "memoryBytes": part.memory });
