@@ -24,6 +24,7 @@ fn claims_get_nodes_that_the_scheduler_chose() {
     install(&cluster);
     parameters_are_followed(&cluster);
     claim_is_on_both_nodes(&cluster);
+    claim_is_for_memory_only(&cluster);
     let two = claims_are_placed(&cluster);
     claim_without_room_waits(&cluster, &two);
     claims_outlive_restarts(&cluster);
@@ -85,6 +86,11 @@ fn create_with(cluster: &Cluster, name: &str, cpus: u32, config: &Value) {
 /// Creates a pod with a claim for these CPUs and 64 MiB of each of several nodes.
 fn create_on(cluster: &Cluster, name: &str, nodes: u32, cpus: u32, config: &Value) {
     let amounts = json!({ "cpu": cpus.to_string(), "memory": "64Mi" });
+    create_for(cluster, name, nodes, &amounts, config);
+}
+
+/// Creates a pod with a claim for these amounts of each of several nodes.
+fn create_for(cluster: &Cluster, name: &str, nodes: u32, amounts: &Value, config: &Value) {
     cluster.kubectl.apply(&json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -159,6 +165,25 @@ fn claim_is_on_both_nodes(cluster: &Cluster) {
     cluster.delete(&["both"]);
     cluster.kubectl.must(&["delete", "resourceclaim", "both", "--timeout=30m"]);
     cluster.step("a claim is on both nodes");
+}
+
+/// A claim without CPUs gives a container memory of its node, and leaves it on the shared CPUs.
+fn claim_is_for_memory_only(cluster: &Cluster) {
+    create_for(cluster, "memory", 1, &json!({ "memory": "64Mi" }), &json!([]));
+    cluster.wait_until_ready("memory");
+    let node = allocated_node(cluster, "memory");
+    cluster.wait_for("a pod has memory of a node, and no CPUs of its own", || {
+        let (place, shared) = (cluster.place("memory", "main")?, cluster.place(SHARED, "main")?);
+        let is_placed = place.cpus == shared.cpus && place.nodes.iter().eq([&(node as u64)]);
+        if is_placed { Ok(()) } else { Err(format!("{place:?} {shared:?}")) }
+    });
+    cluster.wait_for("its memory is protected", || {
+        let protected = cluster.in_cgroup("memory", "main", "cat memory.min memory.low")?;
+        if protected.lines().eq(["50331648", "67108864"]) { Ok(()) } else { Err(protected) }
+    });
+    cluster.delete(&["memory"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "memory", "--timeout=30m"]);
+    cluster.step("a claim is for memory only");
 }
 
 /// Pods with claims run on the CPUs and the memory of their nodes; other pods leave these CPUs.
