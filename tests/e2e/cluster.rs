@@ -1,17 +1,15 @@
 //! Applies `deploy/overlays/enforce` to a real Kubernetes cluster and checks that pods get their guarantees.
 //!
-//! The control plane runs on this host ([`control_plane`]), the only node runs in a machine ([`node`]). `--kubernetes` names the
+//! The control plane runs on this host ([`numaward_control_plane`]), the only node runs in a machine ([`node`]). `--kubernetes` names the
 //! folder with the programs of Kubernetes; without it, the test is skipped.
 //!
 //! One cluster serves all steps, because its start takes minutes. No step asserts a duration: each wait has a long timeout, and
 //! its failure message contains the last observed state.
 
 mod at_once;
-mod authority;
 mod chart;
 mod claim_faults;
 mod claims;
-mod control_plane;
 mod decisions;
 mod dra;
 mod evictions;
@@ -34,14 +32,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_control_plane::{
+    authority::Authority,
+    control_plane::{self, ControlPlane, KUBELET},
+};
 use numaward_tests::TestEnvironment;
 use numaward_vm::{Cache, GuestTopology};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use self::{
-    authority::Authority,
-    control_plane::{ControlPlane, KUBELET},
     kubectl::Kubectl,
     load::Load,
     node::{Node, NodeFiles},
@@ -135,7 +135,7 @@ impl Cluster {
         let folder = tempfile::Builder::new().prefix("numaward-cluster-").tempdir().unwrap();
         let programs = folder.path().join(PROGRAMS);
         fs::create_dir(&programs).unwrap();
-        control_plane::unpack(&release, &programs);
+        control_plane::unpack(&release, &programs, control_plane::PROGRAMS.into_iter().chain([KUBELET]));
         let authority = Authority::new(folder.path());
         let plane = ControlPlane::start(&programs, &tools.join("etcd"), folder.path(), &authority);
         let kubelet = programs.join(KUBELET);

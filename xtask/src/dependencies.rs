@@ -199,8 +199,16 @@ const TABLE: &[Rule] = &[
     // The engine's rule about published nodes, which the scheduler's plugin uses.
     rule(
         "numaward-tests",
-        &["numaward-engine", "numaward-simulation", TEST_SUPPORT, "numaward-topology", "numaward-vm"],
+        &[
+            "numaward-control-plane",
+            "numaward-engine",
+            "numaward-simulation",
+            TEST_SUPPORT,
+            "numaward-topology",
+            "numaward-vm",
+        ],
     ),
+    rule("numaward-control-plane", &[]),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
     rule("numaward-tests-daemon", &[]),

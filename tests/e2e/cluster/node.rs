@@ -10,15 +10,15 @@ use std::{
     time::Duration,
 };
 
+use numaward_control_plane::{
+    authority::{Authority, CA, certificate, key, kubeconfig},
+    control_plane::{KUBELET, SERVICE_ADDRESS, free_ports},
+};
 use numaward_tests::{TestEnvironment, with_prelude};
 use numaward_vm::{Error, Forward, Stopper, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{
-    authority::{Authority, CA, certificate, key, kubeconfig},
-    control_plane::{KUBELET, SERVICE_ADDRESS, free_ports},
-};
 use crate::{
     containerd::{self, Driver, V2, full},
     deploy::VERSION,

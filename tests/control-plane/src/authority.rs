@@ -9,17 +9,17 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 /// File name of the authority's certificate.
-pub(super) const CA: &str = "ca.pem";
+pub const CA: &str = "ca.pem";
 
 /// A certificate authority that writes all certificates of a cluster into one folder.
-pub(super) struct Authority {
+pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     folder: PathBuf,
 }
 
 impl Authority {
     /// Creates an authority and writes its own certificate.
-    pub(super) fn new(folder: &Path) -> Self {
+    pub fn new(folder: &Path) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "numaward-tests");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -29,7 +29,7 @@ impl Authority {
     }
 
     /// Writes `NAME.pem` and `NAME-key.pem` for a user of a group. A server certificate also has host names and addresses.
-    pub(super) fn sign(&self, name: &str, user: &str, group: Option<&str>, hosts: &[&str]) {
+    pub fn sign(&self, name: &str, user: &str, group: Option<&str>, hosts: &[&str]) {
         let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
         let mut params = CertificateParams::new(hosts).unwrap();
         params.distinguished_name.push(DnType::CommonName, user);
@@ -42,7 +42,7 @@ impl Authority {
     }
 
     /// Writes a key pair without a certificate: `NAME-key.pem`, and the public key `NAME.pem`.
-    pub(super) fn key_pair(&self, name: &str) {
+    pub fn key_pair(&self, name: &str) {
         let public = self.key(name).public_key_pem();
         fs::write(self.folder.join(certificate(name)), public).unwrap();
     }
@@ -55,17 +55,17 @@ impl Authority {
 }
 
 /// Returns the file name of a certificate.
-pub(super) fn certificate(name: &str) -> String {
+pub fn certificate(name: &str) -> String {
     format!("{name}.pem")
 }
 
 /// Returns the file name of a key.
-pub(super) fn key(name: &str) -> String {
+pub fn key(name: &str) -> String {
     format!("{name}-key.pem")
 }
 
 /// Returns a kubeconfig that refers to the certificate and key in `folder`.
-pub(super) fn kubeconfig(server: &str, folder: &str, name: &str) -> Value {
+pub fn kubeconfig(server: &str, folder: &str, name: &str) -> Value {
     let file = |name: &str| format!("{folder}/{name}");
     let user = json!({ "client-certificate": file(&certificate(name)), "client-key": file(&key(name)) });
     json!({

@@ -10,10 +10,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::authority::{Authority, CA, certificate, key, kubeconfig};
+use crate::authority::{Authority, CA, certificate, key, kubeconfig};
 
 /// Address of the API server for pods and the kubelet: the first address of the service network.
-pub(super) const SERVICE_ADDRESS: &str = "10.0.2.1";
+pub const SERVICE_ADDRESS: &str = "10.0.2.1";
 /// The service network is the network of the machine, so neither kube-proxy nor iptables is needed.
 const SERVICES: &str = "10.0.2.0/24";
 /// An unused address: the API server requires one.
@@ -57,7 +57,7 @@ impl Drop for Process {
 }
 
 /// etcd, the API server, the controller manager and the scheduler.
-pub(super) struct ControlPlane {
+pub struct ControlPlane {
     folder: PathBuf,
     /// Folder of the programs.
     programs: PathBuf,
@@ -68,17 +68,17 @@ pub(super) struct ControlPlane {
 }
 
 /// The programs of the control plane.
-const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+pub const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 /// The program of a node.
-pub(super) const KUBELET: &str = "kubelet";
+pub const KUBELET: &str = "kubelet";
 
-/// Links or unpacks the programs of a release; each is a plain file or has the suffix `.xz`.
-pub(super) fn unpack(release: &Path, into: &Path) {
-    for name in PROGRAMS.into_iter().chain([KUBELET]) {
+/// Links or unpacks programs of a release; each is a plain file or has the suffix `.xz`.
+pub fn unpack<'a>(release: &Path, into: &Path, programs: impl IntoIterator<Item = &'a str>) {
+    for name in programs {
         let (plain, packed) = (release.join(name), release.join(format!("{name}.xz")));
         let made = into.join(name);
         if plain.is_file() {
-            std::os::unix::fs::symlink(plain, made).unwrap();
+            std::os::unix::fs::symlink(fs::canonicalize(plain).unwrap(), made).unwrap();
             continue;
         }
         assert!(packed.is_file(), "{} has neither {name} nor {name}.xz", release.display());
@@ -91,14 +91,14 @@ pub(super) fn unpack(release: &Path, into: &Path) {
 }
 
 /// Returns ports of this host that are free at the moment.
-pub(super) fn free_ports<const N: usize>() -> [u16; N] {
+pub fn free_ports<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
 impl ControlPlane {
     /// Starts etcd, and the API server from the folder `programs`. All files go into `folder`, with the certificates.
-    pub(super) fn start(programs: &Path, etcd: &Path, folder: &Path, authority: &Authority) -> Self {
+    pub fn start(programs: &Path, etcd: &Path, folder: &Path, authority: &Authority) -> Self {
         let hosts = ["kubernetes.default.svc", "localhost", "127.0.0.1", SERVICE_ADDRESS];
         authority.sign("apiserver", "kube-apiserver", None, &hosts);
         authority.sign("admin", "admin", Some("system:masters"), &[]);
@@ -139,39 +139,42 @@ impl ControlPlane {
     }
 
     /// Starts the controller manager and the scheduler. The API server has to be ready.
-    pub(super) fn complete(&mut self) {
-        let manager = self.start_client(
-            "controller-manager",
-            &[
-                format!("--root-ca-file={}", self.file(CA)),
-                format!("--service-account-private-key-file={}", self.file(&key("service-accounts"))),
-                "--use-service-account-credentials".to_owned(),
-                // A node under emulation, or with a restarting kubelet, is slow, but it is not lost.
-                "--node-monitor-grace-period=10m".to_owned(),
-            ],
-        );
-        let scheduler = self.start_client("scheduler", &[]);
+    pub fn complete(&mut self) {
+        self.complete_with(&[], &[]);
+    }
+
+    /// Starts both with additional arguments, of which the last one of each name counts.
+    pub fn complete_with(&mut self, of_manager: &[String], of_scheduler: &[String]) {
+        let arguments = [
+            format!("--root-ca-file={}", self.file(CA)),
+            format!("--service-account-private-key-file={}", self.file(&key("service-accounts"))),
+            "--use-service-account-credentials".to_owned(),
+            // A node under emulation, or with a restarting kubelet, is slow, but it is not lost.
+            "--node-monitor-grace-period=10m".to_owned(),
+        ];
+        let manager = self.start_client("controller-manager", &[&arguments, of_manager].concat());
+        let scheduler = self.start_client("scheduler", of_scheduler);
         self.others.extend([manager, scheduler]);
     }
 
     /// Returns the name of a part that ended unexpectedly.
-    pub(super) fn ended(&self) -> Option<&str> {
+    pub fn ended(&self) -> Option<&str> {
         let mut parts = self.others.iter().chain(&self.api_server);
         parts.find(|part| part.has_ended()).map(|part| part.name.as_str())
     }
 
     /// Returns the port of the API server on the loopback interface.
-    pub(super) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Returns the path of a user's kubeconfig.
-    pub(super) fn kubeconfig(&self, user: &str) -> PathBuf {
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.folder.join(format!("{user}.kubeconfig"))
     }
 
     /// Starts the API server: the first time, or again after [`Self::stop_api_server`].
-    pub(super) fn start_api_server(&mut self) {
+    pub fn start_api_server(&mut self) {
         let [public, private] = [certificate, key].map(|half| self.file(&half("service-accounts")));
         let arguments = [
             format!("--secure-port={}", self.port),
@@ -195,7 +198,7 @@ impl ControlPlane {
     }
 
     /// Kills the API server.
-    pub(super) fn stop_api_server(&mut self) {
+    pub fn stop_api_server(&mut self) {
         self.api_server = None;
     }
 
