@@ -34,19 +34,20 @@ use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
 
 pub use self::load::{Fleet, FleetError, Group, Member};
 use self::{
-    claims::ClaimShare,
+    claims::{ClaimDevices, ClaimShare},
     scheduler::{PodRequests, Scheduler},
 };
 use super::{
     replay::{Due, admit, faults},
-    trace::Sums,
+    trace::{Sums, TracePod},
     variant::Variant,
 };
 use numaward_engine::{
-    claims::devices::placement_request,
+    claims::{allocator::Claim, devices::placement_request},
     ledger::Ledger,
     moves::RebalanceLimits,
-    policy::{MemoryReservation, PolicyConfig},
+    policy::{MemoryReservation, PolicyConfig, Tiers},
+    qos::QosClass,
     quantity::Quantity,
     request::{OwnerId, Request},
     strategy::{Allocatable, Strategy},
@@ -171,7 +172,47 @@ pub enum HostEvent {
 /// Callback for each event. The arguments are the host, the pod, the event, and the host's ledger afterwards.
 pub type Watch<'a> = dyn FnMut(usize, &Request, HostEvent, &Ledger) + 'a;
 
+/// A pod of a group, for a scheduler outside this crate.
+#[derive(Clone, Debug)]
+pub struct FleetPod<'a> {
+    /// Tick of the arrival.
+    pub at: u64,
+    /// Ticks from the arrival to the last try.
+    pub retry_after: u64,
+    pub pod: &'a TracePod,
+    pub request: &'a Request,
+    /// The claim that the pod has with [`SchedulerPlugin::ResourceClaims`], without a host device.
+    pub claim: Option<Claim>,
+}
+
 impl Group<'_> {
+    /// Returns the pods in the order of their arrivals. The error is the reason why `native` refuses the configuration.
+    pub fn pods(&self) -> Result<Vec<FleetPod<'_>>, String> {
+        let native = Variant::Native { tiers: Tiers::default() };
+        let claims = native.with(&self.machine, &self.policy, |strategy| {
+            let on = (&self.machine, &self.policy, &allocatable(strategy, &self.machine));
+            let mut devices = ClaimDevices::new(on, false)?;
+            devices.idle_host(&strategy.idle());
+            let of_pod = |request: &Request| {
+                (request.qos() == QosClass::Guaranteed).then(|| devices.claim(request)).flatten()
+            };
+            let of_trace = |(_, requests): &(_, Vec<Request>)| requests.iter().map(of_pod).collect();
+            Ok::<Vec<Vec<_>>, String>(self.traces.iter().map(of_trace).collect())
+        });
+        let claims = claims.map_err(|error| error.to_string())??;
+        let pod = |arrival: &load::Arrival| {
+            let (trace, requests) = &self.traces[arrival.trace];
+            FleetPod {
+                at: arrival.at,
+                retry_after: trace.retry_after,
+                pod: &trace.pods[arrival.pod],
+                request: &requests[arrival.pod],
+                claim: claims[arrival.trace][arrival.pod].clone(),
+            }
+        };
+        Ok(self.arrivals.iter().map(pod).collect())
+    }
+
     /// Runs the simulation. The error is the reason why the strategy or the scheduler refuses the configuration.
     pub fn run(&self, deciders: Deciders) -> Result<Outcome, String> {
         self.run_with(deciders, None)
@@ -228,7 +269,7 @@ fn one_node_policy(policy: &PolicyConfig) -> PolicyConfig {
 }
 
 /// Returns the allocatable resources of a host. If the strategy does not manage a resource, all of it is allocatable.
-fn allocatable(strategy: &dyn Strategy, machine: &Machine) -> Allocatable {
+pub fn allocatable(strategy: &dyn Strategy, machine: &Machine) -> Allocatable {
     let mut allocatable = strategy.allocatable();
     if allocatable.cpus.is_empty() {
         allocatable.cpus = machine.cpu_ids();
