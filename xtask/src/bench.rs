@@ -1,5 +1,6 @@
 //! `cargo xtask bench`, `cargo xtask conformance` and `cargo xtask simulate`: short names of cargo commands.
 
+use std::ffi::OsString;
 use std::path::{self, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 use numaward_vm::{Arch, Cache, GuestTopology, Kernel, Vm};
 
-use crate::setup::{self, Part, kernels};
+use crate::setup::{self, DebianTool, Part, kernels};
 use crate::{budgets, build, command, idle, vm};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -31,6 +32,8 @@ enum BenchName {
     Load,
     /// Memory of the daemon during the creation and removal of 10,000 pods by a fake container runtime
     Soak,
+    /// The scheduler of Kubernetes with resource claims on many synthetic hosts (needs --kubernetes; `-- --help` lists its options)
+    Scheduler,
 }
 
 #[derive(Args)]
@@ -44,6 +47,9 @@ pub(crate) struct BenchArguments {
     /// idle: duration in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
+    /// scheduler: folder with kube-apiserver, kube-controller-manager and kube-scheduler, each unpacked or as .xz
+    #[arg(long, value_name = "DIR", env = vm::KUBERNETES)]
+    kubernetes: Option<PathBuf>,
     /// Arguments for the benchmark
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -61,6 +67,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         BenchName::Soak => ("numaward-daemon", "soak"),
         BenchName::Budgets => return budgets::run(&arguments.arguments),
         BenchName::Idle => return idle::measure(Duration::from_secs(arguments.seconds)),
+        BenchName::Scheduler => return scheduler(arguments),
         BenchName::Engine => {
             for bench in ["native", "admission"] {
                 run("numaward-engine", bench, &arguments.arguments)?;
@@ -70,6 +77,39 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     };
     setup::ensure(&[Part::Ebpf])?;
     run(package, bench, &arguments.arguments).map(|()| ExitCode::SUCCESS)
+}
+
+/// Runs many synthetic hosts against a control plane.
+fn scheduler(arguments: &BenchArguments) -> Result<ExitCode> {
+    let Some(of_kubernetes) = scheduler_arguments(arguments)? else {
+        // Also if `CI=true`: Debian has no package of Kubernetes.
+        println!(
+            "skipped: the programs of Kubernetes are not part of this repository: give --kubernetes DIR"
+        );
+        return Ok(ExitCode::SUCCESS);
+    };
+    setup::ensure(&[Part::DebianTool(&DebianTool::CLUSTER)])?;
+    let mut cargo = command::cargo();
+    cargo.args(["run", "--quiet", "--profile", build::DIST, "--package=numaward-scale", "--"]);
+    cargo.arg("--etcd").arg(Cache::locate()?.root().join("tools/cluster/etcd"));
+    cargo.args(of_kubernetes);
+    command::run(&mut cargo).map(|()| ExitCode::SUCCESS)
+}
+
+/// Returns the arguments of `numaward-scale`; `None` if no argument names the programs of Kubernetes.
+fn scheduler_arguments(arguments: &BenchArguments) -> Result<Option<Vec<OsString>>> {
+    let mut more: Vec<OsString> = arguments.arguments.iter().map(OsString::from).collect();
+    let has =
+        |name: &str| arguments.arguments.iter().any(|argument| argument.split('=').next() == Some(name));
+    // After another argument for the benchmark, all arguments are for the benchmark.
+    if has("--kubernetes") || has("--help") {
+        return Ok(Some(more));
+    }
+    let Some(folder) = &arguments.kubernetes else { return Ok(None) };
+    // Cargo runs in the checkout's root.
+    let folder = path::absolute(folder).with_context(|| format!("cannot resolve {}", folder.display()))?;
+    more.extend(["--kubernetes".into(), folder.into()]);
+    Ok(Some(more))
 }
 
 fn run(package: &str, bench: &str, arguments: &[String]) -> Result<()> {
@@ -131,4 +171,37 @@ fn engine(example: &str, folder: Option<&Path>) -> Result<ExitCode> {
         cargo.arg(path::absolute(folder).with_context(|| format!("cannot resolve {}", folder.display()))?);
     }
     command::run(&mut cargo).map(|()| ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        bench: BenchArguments,
+    }
+
+    #[test]
+    fn scheduler_needs_programs() {
+        let arguments = |text: &[&str]| {
+            let command = Command::parse_from(["bench", "scheduler"].iter().chain(text));
+            let found = scheduler_arguments(&BenchArguments {
+                kubernetes: command.bench.kubernetes.filter(|_| text.contains(&"--kubernetes")),
+                ..command.bench
+            });
+            found
+                .unwrap()
+                .map(|all| all.into_iter().map(|one| one.into_string().unwrap()).collect::<Vec<_>>())
+        };
+        assert_eq!(arguments(&["--hosts", "100"]), None);
+        let named = ["--kubernetes", "/k8s"];
+        let hosts = ["--hosts", "300", "--run", "plain", "fixed"];
+        assert_eq!(arguments(&[&named[..], &hosts].concat()).unwrap(), [&hosts[..], &named].concat());
+        assert_eq!(arguments(&[&hosts[..], &named].concat()).unwrap(), [&hosts[..], &named].concat());
+        assert_eq!(arguments(&["--seed", "2", "--help"]).unwrap(), ["--seed", "2", "--help"]);
+    }
 }

@@ -209,6 +209,19 @@ const TABLE: &[Rule] = &[
         ],
     ),
     rule("numaward-control-plane", &[]),
+    // The publisher, the devices and the books of the product on synthetic hosts.
+    rule(
+        "numaward-scale",
+        &[
+            "numaward-control-plane",
+            "numaward-daemon",
+            "numaward-engine",
+            "numaward-guarantee",
+            "numaward-kube",
+            "numaward-simulation",
+            "numaward-topology",
+        ],
+    ),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
     rule("numaward-tests-daemon", &[]),

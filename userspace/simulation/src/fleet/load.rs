@@ -94,6 +94,14 @@ impl<'a> Fleet<'a> {
         }
         Ok(Self { groups })
     }
+
+    /// Removes the pods that arrive at this tick or later.
+    pub fn retain_before(&mut self, tick: u64) {
+        for group in &mut self.groups {
+            group.arrivals.retain(|arrival| arrival.at < tick);
+            group.window = group.window.min(tick);
+        }
+    }
 }
 
 /// Returns the first tick after the last arrival of a trace.
