@@ -117,6 +117,15 @@ fn resource_claims_send_a_pod_to_the_host_with_a_node_for_it() {
 }
 
 #[test]
+fn claims_of_restricted_pods_have_the_smallest_possible_number_of_nodes() {
+    // Six CPUs are two equal parts: three CPUs of node 0 are allocatable.
+    let traces = [trace_with_policy("restricted", 3, &[pod("a", (0, 100), 6, 60)])];
+    let fleet = fleet(&traces, 1, 1).unwrap();
+    let plugin = SchedulerPlugin::ResourceClaims { has_host_device: false };
+    assert_eq!(counts(&fleet.groups[0].run(Deciders { plugin, ..WAITS }).unwrap()), (1, 0, 0));
+}
+
+#[test]
 fn host_device_makes_room_before_a_pod_is_bound() {
     // The first two pods share node 0, which then has one free CPU. Five CPUs are free in all.
     let long = (0, 100);

@@ -353,12 +353,13 @@ impl<'a, 'w> FleetRun<'a, 'w> {
         mut scheduler: Scheduler,
         watch: Option<&'a mut Watch<'w>>,
     ) -> Self {
+        let idle = strategy.idle();
+        // First: claims depend on the devices of an idle host.
+        scheduler.add_hosts(group.hosts, &idle);
         let all = |requests: &Vec<Request>| {
             requests.iter().map(|request| scheduler.pod_requests(request)).collect()
         };
         let pod_requests = group.traces.iter().map(|(_, requests)| all(requests)).collect();
-        let idle = strategy.idle();
-        scheduler.add_hosts(group.hosts, &idle);
         let mut due = Schedule::default();
         for (index, arrival) in group.arrivals.iter().enumerate() {
             due.arrivals.add(arrival.at, index);
