@@ -110,7 +110,7 @@ impl MemoryTime {
     }
 }
 
-/// What the simulation has for the same pods and hosts.
+/// Outcome of the simulation for the same pods and hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SimulatedFigures {
     /// Admitted memory time in MiB and ticks.

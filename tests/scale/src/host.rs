@@ -11,6 +11,7 @@ use numaward_engine::{
         devices::{NodeDevices, part_owner},
     },
     policy::CpuOptions,
+    quantity::Quantity,
     strategy::Allocatable,
 };
 use numaward_guarantee::claim::{self, ReservedClaim, ReservedPart};
@@ -114,9 +115,11 @@ impl Host {
         for (number, part) in reserved.parts.iter().enumerate() {
             let (request, terms) = part.placement_request(part_owner(uid, number), &part.consumed);
             let decision = strategy.admit_watched(&ledger, &request, &terms, &|_| {});
-            decision
-                .outcome
-                .map_err(|rejection| format!("node {} has no {:?}: {rejection}", part.node, part.consumed))?;
+            decision.outcome.map_err(|rejection| {
+                let amounts = part.consumed.iter().filter(|(_, amount)| **amount > Quantity::default());
+                let amounts: Vec<_> = amounts.map(|(name, amount)| format!("{amount} of {name}")).collect();
+                format!("node {} lacks {}: {rejection}", part.node, amounts.join(", "))
+            })?;
             ledger = started(strategy, decision.ledger, &request);
         }
         if reserved.parts.len() > 1 {

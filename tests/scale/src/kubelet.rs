@@ -66,6 +66,8 @@ pub(crate) struct TrackedPod {
     pub(crate) host: Option<usize>,
     pub(crate) state: PodState,
     pub(crate) is_refused: bool,
+    /// The scheduler has bound the pod, or has reported that it found no host.
+    pub(crate) is_tried: bool,
 }
 
 /// A host with its fake kubelet.
@@ -201,6 +203,7 @@ impl Kubelets {
             host: None,
             state: PodState::Pending,
             is_refused: false,
+            is_tried: false,
         };
         self.pods.lock().insert(name.clone(), tracked);
         let api = self.api::<Pod>();
@@ -262,23 +265,25 @@ impl Kubelets {
         }
     }
 
+    /// Returns true if the scheduler has not tried all pods.
+    pub(crate) fn is_behind(&self) -> bool {
+        let is_untried = |tracked: &TrackedPod| tracked.state == PodState::Pending && !tracked.is_tried;
+        self.pods.lock().values().any(is_untried)
+    }
+
     /// Starts the work on a pod that has been bound.
     fn notice(self: &Arc<Self>, object: &DynamicObject) {
-        let (Some(name), Some(node)) =
-            (object.metadata.name.clone(), object.data["spec"]["nodeName"].as_str())
-        else {
-            return;
-        };
-        let Some(&host) = self.by_name.get(node) else { return };
-        let pod = {
+        let Some(name) = object.metadata.name.clone() else { return };
+        let node = object.data["spec"]["nodeName"].as_str();
+        let (pod, host) = {
             let mut pods = self.pods.lock();
             let Some(tracked) = pods.get_mut(&name) else { return };
-            if tracked.state != PodState::Pending {
-                return;
-            }
+            tracked.is_tried |= is_tried(&object.data);
+            let host = node.and_then(|node| self.by_name.get(node)).copied();
+            let Some(host) = host.filter(|_| tracked.state == PodState::Pending) else { return };
             (tracked.state, tracked.bound, tracked.host) =
                 (PodState::Bound, Some(Instant::now()), Some(host));
-            tracked.pod.clone()
+            (tracked.pod.clone(), host)
         };
         let claim = object.data["status"]["resourceClaimStatuses"][0]["resourceClaimName"].as_str();
         tokio::spawn(self.clone().run(host, pod, claim.map(str::to_owned)));
@@ -385,9 +390,25 @@ impl Kubelets {
     }
 }
 
+/// Returns true if the scheduler has bound this pod, or has found no host for it.
+fn is_tried(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|condition| condition["type"] == "PodScheduled")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tried_pods_have_a_condition() {
+        let pod = |conditions: Value| json!({ "status": { "conditions": conditions } });
+        assert!(!is_tried(&json!({})));
+        assert!(!is_tried(&pod(json!([{ "type": "Ready", "status": "False" }]))));
+        assert!(is_tried(&pod(
+            json!([{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable" }])
+        )));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn stopped_clock_adds_to_no_time() {

@@ -9,9 +9,10 @@
 //! | allocation of a claim | read by `AllocationReader` |
 //! | kubelet | fake: no containers, no gRPC, one watch of pods for all hosts |
 //!
-//! The pods, their times and their hosts are those of `numaward simulate --hosts`. When all pods have arrived, the clock of the load stands
-//! until the scheduler binds no more: then each pending pod is compared with the room on the hosts. Afterwards the clock runs until each pod has
-//! run or is given up, so that each run decides on the same pods.
+//! The pods, their times and their hosts are those of `numaward simulate --hosts`. The clock of the load stands while the scheduler has not
+//! tried all pods, so the speed of this host does not determine which pods are admitted. When all pods have arrived, the clock stands until
+//! the scheduler binds no more: then each pending pod is compared with the room on the hosts. Afterwards the clock runs until each pod has run
+//! or is given up, so that each run decides on the same pods.
 
 #![forbid(unsafe_code)]
 
@@ -71,12 +72,12 @@ struct Arguments {
     /// Runs, one after the other [default: all]
     #[arg(long, value_enum, num_args = 1.., value_delimiter = ',')]
     run: Vec<RunName>,
-    /// Seconds of a tick
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    /// Minimum seconds of a tick
+    #[arg(long, value_name = "S", default_value_t = 8.0)]
     tick: f64,
-    /// Only pods that arrive in the first ticks [default: all pods]
-    #[arg(long, value_name = "NUMBER")]
-    ticks: Option<u64>,
+    /// Number of ticks in which pods arrive
+    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    ticks: u64,
     /// Seed of the fleet's random numbers, as of numaward simulate
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -107,16 +108,15 @@ fn main() -> Result<ExitCode> {
     }
     let traces = load::read_traces(&arguments.traces)?;
     let mut fleet = load::fleet(&traces, arguments.hosts.try_into()?, arguments.seed)?;
-    if let Some(ticks) = arguments.ticks {
-        fleet.retain_before(ticks);
-    }
+    fleet.retain_before(arguments.ticks);
     println!(
-        "{} hosts in {} groups, {} traces, seed {}, a tick of {} s, a slice every {} s at most; scheduler and controller manager with \
+        "{} hosts in {} groups, {} traces, seed {}, {} ticks of at least {} s, a slice every {} s at most; scheduler and controller manager with \
          {} requests per second (default: 50 and 20)",
         arguments.hosts,
         fleet.groups.len(),
         traces.len(),
         arguments.seed,
+        arguments.ticks,
         arguments.tick,
         arguments.interval,
         arguments.qps

@@ -48,13 +48,14 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Time in which each part of the cluster has to come up.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
+/// Interval of checks of the harness itself.
 const PACE: Duration = Duration::from_millis(200);
 /// Time without a newly bound pod after which the end of the load counts: longer than the longest backoff of the scheduler (10 s), and
 /// the time between two writes of a slice.
 const QUIET_TIME: Duration = Duration::from_secs(20);
 /// Longest wait for that.
 const QUIET_TIMEOUT: Duration = Duration::from_mins(3);
-/// Longest wait for a pod whose time is over to be given up.
+/// Longest delay of the end of a pod's time.
 const LATENESS: Duration = Duration::from_secs(30);
 /// Maximum number of pods on a Kubernetes node: no limit here, as in the simulation.
 const MAX_PODS: &str = "10000";
@@ -107,8 +108,8 @@ impl Run<'_> {
         result.map(|figures| Figures { simulated, ..figures })
     }
 
-    /// Returns what the simulation has for the same pods and hosts: `None` if only some of the Guaranteed pods have claims, or if the devices
-    /// are in another order.
+    /// Returns the outcome of the simulation for the same pods and hosts. `None` if some of the Guaranteed pods have no claims, or if the
+    /// devices are in another order.
     fn simulate(&self) -> Result<Option<SimulatedFigures>> {
         let plugin = match (self.claiming, self.order) {
             (Claiming::Nothing, _) => SchedulerPlugin::None,
@@ -157,14 +158,22 @@ impl Run<'_> {
             raised: pods.iter().filter(|pod| pod.is_raised()).count(),
             ..Figures::default()
         };
+        let holding = tokio::spawn(hold_clock(kubelets.clone())).abort_handle();
+        let mut tick = 0;
         for (pod, template) in pods.into_iter().zip(templates) {
-            let at = started + self.tick.saturating_mul(u32::try_from(pod.at).unwrap_or(u32::MAX));
-            tokio::time::sleep_until(at.into()).await;
+            let ticks = u32::try_from(pod.at - tick).unwrap_or(u32::MAX);
+            tick = pod.at;
+            if ticks > 0 {
+                kubelets.clock.sleep(self.tick.saturating_mul(ticks)).await;
+            }
             if let Some(ended) = plane.ended() {
                 bail!("{ended} has ended");
             }
             tasks.spawn(kubelets.clone().create(pod, template));
         }
+        sleep(PACE).await;
+        until("the scheduler has tried all pods", async || !kubelets.is_behind()).await?;
+        holding.abort();
         figures.slice_writes = slices.written.load(Ordering::Relaxed) - written;
         figures.written_within = started.elapsed();
         kubelets.clock.stop(true);
@@ -332,6 +341,20 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Result<()> {
         sleep(PACE).await;
     }
     Ok(())
+}
+
+/// Stops the clock while the scheduler has not tried all pods: else its speed would determine what pods have room.
+async fn hold_clock(kubelets: Arc<Kubelets>) {
+    let mut on_time = Instant::now();
+    loop {
+        let is_behind = kubelets.is_behind();
+        if !is_behind {
+            on_time = Instant::now();
+        }
+        // A scheduler that tries no pods at all does not stop the run.
+        kubelets.clock.stop(is_behind && on_time.elapsed() < START_TIMEOUT);
+        sleep(PACE).await;
+    }
 }
 
 /// Waits until no pod has been bound for a while.
