@@ -223,7 +223,8 @@ fn claim_shows_its_state(cluster: &Cluster, name: &str, place: &ContainerPlace) 
     let data = &device["data"];
     let cpus = try_numbers(data["cpus"].as_str().unwrap_or_default()).unwrap();
     assert!(place.cpus.iter().eq(&cpus), "{device:#} {place:?}");
-    assert!(place.nodes.iter().copied().eq(data["node"].as_u64()), "{device:#} {place:?}");
+    let nodes = try_numbers(data["nodes"].as_str().unwrap_or_default()).unwrap();
+    assert!(place.nodes.iter().eq(&nodes), "{device:#} {place:?}");
     assert_eq!(data["memoryBytes"], 64 << 20, "{device:#}");
     cluster.step("a claim shows its state");
 }

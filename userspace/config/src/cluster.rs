@@ -98,6 +98,22 @@ pub struct Dra {
     pub cdi_directory: PathBuf,
     /// The counting of claims of these devices as requests of the Kubernetes node.
     pub node_allocatable: NodeAllocatable,
+    /// Experimental: a device `host` with the CPUs and memory of all nodes together, for claims that fit on no single node. The scheduler waits
+    /// until numaward has chosen the nodes, with moves of running workloads if `kubernetes.refused` is `make-room`.
+    pub host_device: HostDevice,
+}
+
+/// Publication of the device of the whole host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HostDevice {
+    /// The host is no device.
+    #[default]
+    Off,
+    /// The host is a device unless the topology policy is `single-numa-node`, which gives a pod one node only.
+    Auto,
+    /// The host is a device.
+    On,
 }
 
 /// Handling of claims as requests of the Kubernetes node.

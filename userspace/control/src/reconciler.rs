@@ -43,11 +43,13 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
-use numaward_engine::{PodId, RebalanceLimits};
+use numaward_engine::{PodId, RebalanceLimits, claims::allocator::Amounts};
 use numaward_guarantee::{
+    claim::{PlacedClaim, ReservedClaim},
     command::{AdmissionOutcome, Command, Message},
     error::{AdmissionError, StartError},
     export,
+    pod::is_for_room,
     ports::Ports,
     reconciler::{ReconcilerHandle, ReconcilerStatus},
     request::Request,
@@ -70,7 +72,7 @@ use crate::{
         cpu_isolation,
         pods::{binding, commands, room, waiting},
         preferred_node,
-        rebalance::{self, RoomRequest},
+        rebalance::{self, RoomRequest, WaitingClaim},
         release, resize, shared_pool,
     },
     write_monitor::WriteMonitor,
@@ -295,6 +297,12 @@ impl ReconcilerLoop {
                 // If the kubelet does not wait any more, it asks again.
                 let _ = answer.send(reserved);
             }
+            Command::PlaceClaim { uid, claim, requests, answer } => {
+                let placed = self.place_claim(uid, *claim, requests);
+                self.process_effects();
+                // The same request has the same result.
+                let _ = answer.send(placed);
+            }
             Command::LimitClaims { pod, requests, answer } => {
                 let changed = claims::limit(&mut self.core, &pod, requests.as_ref());
                 self.process_effects();
@@ -365,6 +373,39 @@ impl ReconcilerLoop {
         let described = rebalance::describe_plan(&mut self.core, request, &plan)?;
         rebalancing::report_planned(&self.core, request, &described);
         Ok(described)
+    }
+
+    /// Reserves a claim of the whole host, or begins to make room for it.
+    fn place_claim(
+        &mut self,
+        uid: String,
+        claim: ReservedClaim,
+        limit: Option<Amounts>,
+    ) -> Result<PlacedClaim, AdmissionError> {
+        let refused = match claims::reserve(&mut self.core, &uid, claim.clone(), limit.as_ref()) {
+            Ok(_) => return Ok(PlacedClaim::Reserved),
+            Err(refused) => refused,
+        };
+        let is_for_room = match &refused {
+            AdmissionError::Rejected(rejection, _) => is_for_room(&rejection.reason),
+            _ => false,
+        };
+        let Some((request, terms)) = claims::host_request(&uid, &claim).filter(|_| is_for_room) else {
+            return Err(refused);
+        };
+        let room =
+            RoomRequest::Claim(Box::new(WaitingClaim { uid: uid.clone(), claim, limit, request, terms }));
+        if rebalance::automatic_limits(&self.core, &room).is_some() {
+            self.core.waiting_claims.insert(uid.clone());
+            self.rebalancing.start_automatic(&mut self.core, &room, None);
+            self.publish_placed_pods();
+            // If these moves are for another request, they are planned for this claim afterwards.
+            if self.rebalancing.is_running() {
+                return Ok(PlacedClaim::MakesRoom);
+            }
+            self.core.waiting_claims.remove(&uid);
+        }
+        Err(refused)
     }
 
     /// Plans moves for the next refused pod, and begins them. Returns false if there is none, or if a rebalance is in progress.

@@ -2,6 +2,9 @@
 //!
 //! The kubelet has a claim prepared before the containers that use it exist. Until the claim is unprepared, its CPUs and memory are
 //! reserved: the claim is an owner in the ledger, [`owner`]. Its parts are decided one by one, each on its node, and then united.
+//!
+//! A claim of the whole host has one part, for which the strategy chooses the nodes. It is reserved before the scheduler binds the pod, and
+//! *pending* until the kubelet has it prepared.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,12 +27,25 @@ pub struct ReservedClaim {
     /// UID of the pod, as the API server has it.
     pub pod: String,
     pub parts: Vec<ReservedPart>,
+    /// True if the kubelet has not had the claim prepared yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pending: bool,
 }
 
-/// Reserved amounts of a node.
+/// Outcome of the request to place a claim of the whole host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlacedClaim {
+    Reserved,
+    /// Running workloads are moved. The same request later has the outcome.
+    MakesRoom,
+}
+
+/// Reserved amounts of a node, or of the whole host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservedPart {
-    pub node: NodeId,
+    /// `None` if the strategy chooses the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
     pub consumed: Amounts,
     /// Terms by the parameters of the claim: kinds of CPUs, hidden siblings, caches, isolation.
     #[serde(default, skip_serializing_if = "Terms::is_default")]
@@ -39,7 +55,7 @@ pub struct ReservedPart {
 impl ReservedPart {
     /// Returns the request for these amounts to the strategy of the host, with its terms.
     pub fn placement_request(&self, owner: OwnerId, amounts: &Amounts) -> (Request, Terms) {
-        let (request, terms) = devices::placement_request(owner, Some(self.node), amounts);
+        let (request, terms) = devices::placement_request(owner, self.node, amounts);
         let own = self.terms.clone();
         let terms = Terms {
             isolate: own.isolate,
@@ -47,6 +63,7 @@ impl ReservedPart {
             cpu_kinds: own.cpu_kinds,
             hide_siblings: own.hide_siblings,
             same_cache: own.same_cache,
+            immovable: true,
             ..terms
         };
         (request, terms)
@@ -158,7 +175,13 @@ impl ReservedClaim {
             Some(part) => part.placement_request(owner(uid), amounts),
             None => devices::placement_request(owner(uid), None, amounts),
         };
-        (request, Terms { nodes: self.parts.iter().map(|part| part.node).collect(), ..terms })
+        (request, Terms { nodes: self.parts.iter().filter_map(|part| part.node).collect(), ..terms })
+    }
+
+    /// Returns true if the claims differ at most in the progress of their preparation.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let Self { namespace, name, pod, parts, pending: _ } = self;
+        (namespace, name, pod, parts) == (&other.namespace, &other.name, &other.pod, &other.parts)
     }
 
     /// Returns the amounts of all parts together.

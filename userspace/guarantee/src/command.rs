@@ -10,7 +10,7 @@ use numaward_model::{Settings, SharedMap};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
-    claim::{ChangedClaim, ReservedClaim},
+    claim::{ChangedClaim, PlacedClaim, ReservedClaim},
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
     request::{Request, Resize},
@@ -89,6 +89,14 @@ pub enum Command {
         /// Requests of the pod, if its claims may not have more.
         requests: Option<Amounts>,
         answer: oneshot::Sender<Result<Arc<ReservedClaim>, AdmissionError>>,
+    },
+    /// Reserves a claim of the whole host, with moves of running workloads if needed. A repeated request has the same result.
+    PlaceClaim {
+        uid: String,
+        claim: Box<ReservedClaim>,
+        /// Requests of the pod, if its claims may not have more.
+        requests: Option<Amounts>,
+        answer: oneshot::Sender<Result<PlacedClaim, AdmissionError>>,
     },
     /// Limits the claims of a pod to its requests.
     LimitClaims {

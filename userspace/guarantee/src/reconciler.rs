@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 
 use crate::{
-    claim::{ChangedClaim, ReservedClaim},
+    claim::{ChangedClaim, PlacedClaim, ReservedClaim},
     command::{AdmissionOutcome, Command, Message, PodCommand, RebalanceCommand},
     error::AdmissionError,
     pod::{ContainerPlacementRequest, MemoryClaim, PodPlacementRequest, SyncResult, UnpinnedReason, Update},
@@ -139,6 +139,17 @@ impl ReconcilerHandle {
         requests: Option<Amounts>,
     ) -> Result<Arc<ReservedClaim>, AdmissionError> {
         self.ask(|answer| Command::ReserveClaim { uid, claim: Box::new(claim), requests, answer }).await
+    }
+
+    /// Reserves a claim of the whole host, durably. If it does not fit, running workloads are moved, as far as the configuration permits it.
+    /// Releasing the claim ends that.
+    pub async fn place_claim(
+        &self,
+        uid: String,
+        claim: ReservedClaim,
+        requests: Option<Amounts>,
+    ) -> Result<PlacedClaim, AdmissionError> {
+        self.ask(|answer| Command::PlaceClaim { uid, claim: Box::new(claim), requests, answer }).await
     }
 
     /// Limits the claims of a pod to these requests; `None` removes the limit. A claim regains amounts only if they are free. Returns the

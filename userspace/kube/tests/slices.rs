@@ -16,7 +16,7 @@ use numaward_engine::claims::{
 };
 use numaward_kube::{
     api::{self, ApiMetrics, fake::FakeApiServer},
-    dra::slices::{PublishedDevices, SHORT_TAINT, SlicePublisher},
+    dra::slices::{Publication, PublishedDevices, SHORT_TAINT, SlicePublisher},
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 use serde_json::{Value, json};
@@ -36,6 +36,7 @@ fn devices(free: [u64; 2]) -> Vec<Device> {
 struct RunningPublisher {
     server: FakeApiServer,
     latest: watch::Sender<Option<Arc<PublishedDevices>>>,
+    publication: Publication,
     problem: Arc<Mutex<Option<String>>>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
@@ -57,10 +58,12 @@ async fn run(interval: Duration, server: FakeApiServer) -> RunningPublisher {
         has_node_allocatable: true,
         metrics: ApiMetrics::default(),
         report,
+        publication: Publication::default(),
     };
+    let publication = publisher.publication.clone();
     let latest = watch::Sender::new(None);
     let task = tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
-    RunningPublisher { server, latest, problem, stop, task }
+    RunningPublisher { server, latest, publication, problem, stop, task }
 }
 
 impl RunningPublisher {
@@ -70,8 +73,9 @@ impl RunningPublisher {
 
     fn publish_short(&self, free: [u64; 2], short: &[&str]) {
         let short_of_memory = short.iter().map(|&name| name.to_owned()).collect();
-        self.latest
-            .send_replace(Some(Arc::new(PublishedDevices { devices: devices(free), short_of_memory })));
+        let devices = devices(free);
+        let published = PublishedDevices { devices, short_of_memory, ..PublishedDevices::default() };
+        self.latest.send_replace(Some(Arc::new(published)));
     }
 
     fn spec(&self) -> Value {
@@ -262,4 +266,112 @@ async fn failed_write_is_repeated() {
     run.server.refuse(None);
     wait("the slice", || run.generation() == 1).await;
     wait("the end of the report", || run.problem().is_empty()).await;
+}
+
+/// Returns the device of a host with these free CPUs on its two nodes.
+fn host(free: [u64; 2]) -> Device {
+    let machine = Machine::builder().nodes(2).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
+    let amounts = |cpus| NodeAmounts { cpus, memory: [(ZoneKind::Memory, 8 << 30)].into() };
+    let free = [(NodeId(0), amounts(free[0])), (NodeId(1), amounts(free[1]))].into();
+    NodeDevices::new(&machine, &BTreeMap::new(), false).publish_host(&free, &Amounts::new(), [])
+}
+
+const HOST_NAME: &str = "00001-numaward.io-n1";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_has_a_slice_of_its_own() {
+    let run = run(Duration::from_millis(1), FakeApiServer::start().await.unwrap()).await;
+    let publish = |host: Option<Device>| {
+        let published = PublishedDevices { devices: devices([4, 3]), host, ..PublishedDevices::default() };
+        run.latest.send_replace(Some(Arc::new(published)));
+    };
+    let spec = || run.server.slice(HOST_NAME).map_or(Value::Null, |slice| slice["spec"].clone());
+    publish(Some(host([4, 3])));
+    wait("both slices", || run.generation() == 1 && spec() != Value::Null).await;
+    let of_host = spec();
+    assert_eq!(of_host["pool"], json!({"name": "n1/host", "generation": 1, "resourceSliceCount": 1}));
+    let device = &of_host["devices"][0];
+    assert_eq!((&device["name"], &device["bindsToNode"]), (&json!("host"), &json!(true)));
+    assert_eq!(device["attributes"], json!({"kind": {"string": "host"}}));
+    assert_eq!(device["bindingConditions"], json!(["numaward.io/placed"]));
+    assert_eq!(device["bindingFailureConditions"], json!(["numaward.io/no-room"]));
+    assert_eq!(
+        (&device["capacity"]["cpu"]["value"], &device["allowMultipleAllocations"]),
+        (&json!("7"), &json!(true))
+    );
+    // The types of the API accept it.
+    serde_json::from_value::<ResourceSlice>(run.server.slice(HOST_NAME).unwrap()).unwrap();
+    // Each slice is written by itself.
+    publish(Some(host([3, 3])));
+    wait("the new value", || spec()["devices"][0]["capacity"]["cpu"]["value"] == "6").await;
+    assert_eq!((run.generation(), &spec()["pool"]["generation"]), (1, &json!(2)));
+    run.server.delete_slice(HOST_NAME);
+    wait("the slice is back", || spec() != Value::Null).await;
+    publish(None);
+    wait("the slice is deleted", || spec() == Value::Null).await;
+    assert_eq!((run.generation(), run.problem()), (1, String::new()));
+    run.stop.cancel();
+    run.task.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slice_of_host_is_deleted_after_it_was_switched_off() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.put_slice(json!({"metadata": {"name": HOST_NAME},
+        "spec": {"driver": "numaward.io", "nodeName": "n1", "pool": {"name": "n1/host", "generation": 7}}}));
+    let run = run(Duration::from_millis(1), server).await;
+    run.publish([4, 3]);
+    wait("the slice is deleted", || run.generation() == 1 && run.server.slice(HOST_NAME).is_none()).await;
+    run.stop.cancel();
+    run.task.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_without_binding_conditions_is_no_device() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.drop_fields(&["bindingConditions", "bindsToNode", "bindingFailureConditions"], 36);
+    let run = run(Duration::from_millis(1), server).await;
+    let published = PublishedDevices {
+        devices: devices([4, 3]),
+        host: Some(host([4, 3])),
+        ..PublishedDevices::default()
+    };
+    run.latest.send_replace(Some(Arc::new(published)));
+    wait("the problem", || run.problem().contains("DRADeviceBindingConditions")).await;
+    wait("the slice of the nodes", || run.generation() == 1).await;
+    assert!(run.server.slice(HOST_NAME).is_none());
+    run.stop.cancel();
+    run.task.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn awaited_publication_is_not_delayed() {
+    let run = run(Duration::from_mins(10), FakeApiServer::start().await.unwrap()).await;
+    run.publish([4, 3]);
+    wait("the slice", || run.generation() == 1).await;
+    run.publish([3, 3]);
+    let requests = run.publication.requests();
+    let publication = run.publication.clone();
+    let published = tokio::spawn(async move { publication.publish().await });
+    wait("the request", || *requests.borrow() == 1).await;
+    assert_eq!(
+        (run.generation(), published.is_finished()),
+        (1, false),
+        "the devices are older than the request"
+    );
+    run.server.refuse_next("resourceslices", StatusCode::SERVICE_UNAVAILABLE);
+    let now = PublishedDevices { devices: devices([2, 3]), number: 1, ..PublishedDevices::default() };
+    run.latest.send_replace(Some(Arc::new(now.clone())));
+    published.await.unwrap();
+    assert_eq!(run.cpus(), ["node-0 2", "node-1 3"]);
+    // Nothing is written if nothing has changed.
+    let writes = run.writes();
+    let publication = run.publication.clone();
+    let published = tokio::spawn(async move { publication.publish().await });
+    wait("the request", || *requests.borrow() == 2).await;
+    run.latest.send_replace(Some(Arc::new(PublishedDevices { number: 2, ..now })));
+    published.await.unwrap();
+    assert_eq!(run.writes(), writes);
+    run.stop.cancel();
+    run.task.await.unwrap();
 }

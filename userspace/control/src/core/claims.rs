@@ -1,4 +1,5 @@
-//! Reservations for resource claims: the CPUs and memory of the nodes that the scheduler chose.
+//! Reservations for resource claims: the CPUs and memory of the nodes that the scheduler chose, or, for a claim of the whole host, of those
+//! that the strategy chooses.
 //!
 //! The reservation is stored before the kubelet gets an answer, and lasts until the kubelet has the claim unprepared, also over a restart of
 //! the daemon or the host. If the pod is resized in place, its requests limit the reservation: the claim keeps the allocated amounts, and
@@ -8,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{
-    self as engine, Ledger, OwnerId, Quantity,
+    self as engine, Ledger, OwnerId, Quantity, Terms,
     claims::{allocator::Amounts, devices},
 };
 use numaward_guarantee::{
@@ -19,7 +20,7 @@ use numaward_guarantee::{
     state::State,
 };
 use numaward_store::fault;
-use numaward_topology::{CpuSet, NodeSet};
+use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, NumaNode};
 
 use super::{Core, admission, conditions, execution::Transaction, shared_pool};
 use crate::spans;
@@ -36,8 +37,14 @@ pub(crate) fn reserve(
         return Err(AdmissionError::Off);
     }
     let known = core.store.state.claims.get(uid).cloned();
-    if let Some(known) = known.as_ref().filter(|known| ***known == claim) {
-        return Ok(known.clone());
+    if let Some(known) = known.as_ref().filter(|known| known.is_same(&claim)) {
+        if !known.pending || claim.pending {
+            return Ok(known.clone());
+        }
+        let (claim, mut change) = (Arc::new(claim), core.begin());
+        change.state().claims.insert(uid.to_owned(), claim.clone());
+        change.store()?;
+        return Ok(claim);
     }
     let others = core.store.state.claims.iter().filter(|(of, other)| *of != uid && other.pod == claim.pod);
     let of_pod = others.map(|(of, other)| (of.as_str(), other.as_ref())).chain([(uid, &claim)]);
@@ -71,9 +78,20 @@ pub(crate) fn reserve(
     change.state().claims.insert(uid.to_owned(), claim.clone());
     change.store()?;
     fault::point("claim.reserved");
+    core.waiting_claims.remove(uid);
     tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is reserved");
     shared_pool::note_guarantees_changed(core);
     Ok(claim)
+}
+
+/// Returns the request of a claim of the whole host to the strategy; `None` if the claim has other parts.
+pub(crate) fn host_request(uid: &str, claim: &ReservedClaim) -> Option<(engine::Request, Terms)> {
+    match &claim.parts[..] {
+        [part] if part.node.is_none() => {
+            Some(part.placement_request(devices::part_owner(uid, 0), &part.consumed))
+        }
+        _ => None,
+    }
 }
 
 /// Makes one owner of the parts of a claim, which have these amounts together.
@@ -304,20 +322,14 @@ fn give(
 
 /// Returns a rejection with the amounts of the part's node.
 fn describe_rejection(core: &Core, part: &ReservedPart, rejection: &engine::Rejection) -> api::Rejection {
-    let (node, reason) = (part.node, rejection.reason.to_string());
+    let reason = rejection.reason.to_string();
+    let Some(node) = part.node else { return describe_full_host(core, part, rejection) };
     let Some(of_node) = core.policy.machine.nodes.get(&node) else {
         let message = format!("this host has no node {node}");
         return api::Rejection { reason, message, shortfalls: Vec::new() };
     };
-    let ledger = &core.store.state.ledger;
-    let memory = ledger.memory();
     let shortfalls = part.consumed.iter().filter_map(|(name, amount)| {
-        let (mut free, mut withheld) = ((&core.free_cpus() & &of_node.cpus).len() as u64, 0);
-        if let Some(kind) = devices::memory_kind(name) {
-            withheld = ledger.conditions().withheld_on(kind, node).0;
-            free = memory.get(&node).and_then(|kinds| kinds.get(&kind)).map_or(0, |account| account.free.0);
-            free = free.saturating_sub(withheld);
-        }
+        let (free, withheld) = free_amount(core, (node, of_node), name);
         let requested = amount.units().unwrap_or(u64::MAX);
         let resource = name.to_string();
         (requested > free).then_some(api::Shortfall { node: node.0, resource, requested, free, withheld })
@@ -328,6 +340,39 @@ fn describe_rejection(core: &Core, part: &ReservedPart, rejection: &engine::Reje
         _ => format!("node {node}, on which the scheduler allocated the resource claim, has too little free"),
     };
     api::Rejection { reason, message, shortfalls }
+}
+
+/// Returns the free amount of a capacity on a node, and the withheld one.
+fn free_amount(core: &Core, (node, data): (NodeId, &NumaNode), name: &str) -> (u64, u64) {
+    let ledger = &core.store.state.ledger;
+    let Some(kind) = devices::memory_kind(name) else {
+        return ((&core.free_cpus() & &data.cpus).len() as u64, 0);
+    };
+    let withheld = ledger.conditions().withheld_on(kind, node).0;
+    let memory = ledger.memory();
+    let free = memory.get(&node).and_then(|kinds| kinds.get(&kind)).map_or(0, |account| account.free.0);
+    (free.saturating_sub(withheld), withheld)
+}
+
+/// Returns a rejection with the amounts of the whole host.
+fn describe_full_host(core: &Core, part: &ReservedPart, rejection: &engine::Rejection) -> api::Rejection {
+    let amount = |name: &str, units: u64| match devices::memory_kind(name) {
+        Some(_) => Bytes(units).rounded(),
+        None => units.to_string(),
+    };
+    let nodes = &core.policy.machine.nodes;
+    let of_each = part.consumed.iter().filter(|(_, amount)| !amount.is_zero()).map(|(name, requested)| {
+        let free = nodes.iter().filter_map(|(node, data)| {
+            let (free, _) = free_amount(core, (*node, data), name);
+            (free > 0).then(|| format!("{} on node {node}", amount(name, free)))
+        });
+        let free = free.collect::<Vec<_>>().join(", ");
+        let free = if free.is_empty() { "none".to_owned() } else { free };
+        format!("{name} requested {}, free {free}", amount(name, requested.units().unwrap_or(u64::MAX)))
+    });
+    let of_each = of_each.collect::<Vec<_>>().join("; ");
+    let message = format!("{}: {of_each}", rejection.message);
+    api::Rejection { reason: rejection.reason.to_string(), message, shortfalls: Vec::new() }
 }
 
 /// Returns true if a claim is reserved for this pod. Its containers get the CPUs and memory of its claims, and nothing for their own
@@ -387,7 +432,15 @@ pub(crate) fn describe(core: &Core) -> Vec<api::ReservedClaim> {
         let held = ledger.owner(&owner).into_iter();
         let held: Vec<_> = held.flat_map(|account| account.containers.values()).collect();
         let cpus: CpuSet = held.iter().filter_map(|held| held.cpus.as_ref()).flat_map(CpuSet::iter).collect();
-        let nodes: NodeSet = claim.parts.iter().map(|part| part.node).collect();
+        let is_on = |cpus: &CpuSet| {
+            let nodes = core.policy.machine.nodes.iter().filter(|(_, of)| !(&of.cpus & cpus).is_empty());
+            nodes.map(|(node, _)| *node).collect::<Vec<_>>()
+        };
+        let mut nodes: NodeSet = claim.parts.iter().filter_map(|part| part.node).collect();
+        if nodes.is_empty() {
+            let of_memory = held.iter().flat_map(|held| held.memory_nodes().iter().collect::<Vec<_>>());
+            nodes = of_memory.chain(is_on(&cpus)).collect();
+        }
         api::ReservedClaim {
             namespace: claim.namespace.clone(),
             name: claim.name.clone(),
@@ -403,6 +456,7 @@ pub(crate) fn describe(core: &Core) -> Vec<api::ReservedClaim> {
 
 /// Releases the parts of a claim, if it is reserved.
 pub(crate) fn release(core: &mut Core, uid: &str) -> Result<(), AdmissionError> {
+    core.waiting_claims.remove(uid);
     let Some(claim) = core.store.state.claims.get(uid).cloned() else { return Ok(()) };
     let mut change = core.begin();
     remove(change.core(), uid);

@@ -32,6 +32,7 @@ fn is_abandoned(command: &Command) -> bool {
         Command::Rebalance { answer, .. } => answer.is_closed(),
         Command::KubeletState { answer } => answer.is_closed(),
         Command::ReserveClaim { answer, .. } => answer.is_closed(),
+        Command::PlaceClaim { answer, .. } => answer.is_closed(),
         Command::ReservedClaims { answer } => answer.is_closed(),
         Command::Release { .. }
         | Command::Cancel { .. }

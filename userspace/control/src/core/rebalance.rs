@@ -28,9 +28,10 @@ use numaward_config::{kubernetes::RefusedPolicy, rebalance::RebalanceMode};
 use numaward_enforce::SettingsChange;
 use numaward_engine::{
     self as engine, Allocation, ContainerMove, ContainerName, Ledger, OwnerId, RebalanceLimits,
-    RebalancePlan, Terms, in_flight,
+    RebalancePlan, Terms, claims::allocator::Amounts, in_flight,
 };
 use numaward_guarantee::{
+    claim::ReservedClaim,
     error::AdmissionError,
     explain,
     moving::{MigratingContainer, RecentMove, RunningMoves},
@@ -42,7 +43,7 @@ use numaward_store::fault;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::{
-    Attempt, Core, admission, burstable_home, conditions, cpu_isolation, huge_pages,
+    Attempt, Core, admission, burstable_home, claims, conditions, cpu_isolation, huge_pages,
     pods::{
         placement,
         room::{self, RefusedPod},
@@ -71,6 +72,19 @@ pub(crate) enum RoomRequest {
     Workload(Box<Request>, bool),
     /// The request of a refused pod, which is admitted after the moves.
     Pod(Box<RefusedPod>),
+    /// A resource claim of the whole host, which is reserved after the moves.
+    Claim(Box<WaitingClaim>),
+}
+
+/// A resource claim for which room is made.
+#[derive(Clone, Debug)]
+pub(crate) struct WaitingClaim {
+    pub(crate) uid: String,
+    pub(crate) claim: ReservedClaim,
+    /// Requests of the pod, if its claims may not have more.
+    pub(crate) limit: Option<Amounts>,
+    pub(crate) request: engine::Request,
+    pub(crate) terms: Terms,
 }
 
 impl RoomRequest {
@@ -79,6 +93,7 @@ impl RoomRequest {
         match self {
             Self::Workload(request, _) => request.name.clone(),
             Self::Pod(pod) => format!("{}/{}", pod.ask.pod.namespace, pod.ask.pod.name),
+            Self::Claim(of) => format!("resource claim {}/{}", of.claim.namespace, of.claim.name),
         }
     }
 
@@ -91,21 +106,33 @@ impl RoomRequest {
         match self {
             Self::Workload(request, _) => &request.engine,
             Self::Pod(pod) => &pod.asked.request,
+            Self::Claim(of) => &of.request,
         }
     }
 
-    /// Returns true if a refused pod was admitted meanwhile, possibly as a whole instead of by container, or the reverse.
+    /// Returns true if a refused pod was admitted meanwhile, possibly as a whole instead of by container, or the reverse. The same for a
+    /// claim that was reserved.
     pub(crate) fn is_admitted_already(&self, core: &Core) -> bool {
-        let Self::Pod(pod) = self else { return false };
+        let pod = match self {
+            Self::Workload(..) => return false,
+            Self::Claim(of) => {
+                return core.store.state.claims.get(&of.uid).is_some_and(|known| known.is_same(&of.claim));
+            }
+            Self::Pod(pod) => pod,
+        };
         let RefusedPod { asked, ask } = &**pod;
         let (owner, uid) = (asked.request.owner.as_str(), ask.pod.uid.as_str());
         let mut of_pod = core.store.state.pods.iter().filter(|(_, admitted)| admitted.pod.uid == uid);
         of_pod.any(|(admitted, _)| admitted == owner || admitted == uid || owner == uid)
     }
 
-    /// Returns true if the sandbox of a refused pod has stopped.
+    /// Returns true if the sandbox of a refused pod has stopped, or if a claim was released.
     pub(crate) fn is_gone(&self, core: &Core) -> bool {
-        matches!(self, Self::Pod(_) if room::latest(core, self.owner()).is_none())
+        match self {
+            Self::Workload(..) => false,
+            Self::Pod(_) => room::latest(core, self.owner()).is_none(),
+            Self::Claim(of) => !core.waiting_claims.contains(&of.uid),
+        }
     }
 
     /// Returns the ledger and the terms for a decision.
@@ -120,6 +147,7 @@ impl RoomRequest {
                 conditions::ledger_for(core, pod.asked.cgroup.as_ref(), None),
                 placement::applicable_terms(core, &pod.ask.terms, &mut Vec::new()),
             )),
+            Self::Claim(of) => Ok((conditions::ledger_for(core, None, None), of.terms.clone())),
         }
     }
 }
@@ -171,7 +199,9 @@ pub(crate) fn automatic_limits(core: &Core, request: &RoomRequest) -> Option<Reb
     let config = &core.config.rebalance;
     let is_on = match request {
         RoomRequest::Workload(..) => config.mode == RebalanceMode::Auto,
-        RoomRequest::Pod(_) => core.config.kubernetes.refused == RefusedPolicy::MakeRoom,
+        RoomRequest::Pod(_) | RoomRequest::Claim(_) => {
+            core.config.kubernetes.refused == RefusedPolicy::MakeRoom
+        }
     };
     if !is_on || core.mode() != EnforcementMode::On {
         return None;
@@ -372,7 +402,10 @@ pub(crate) fn finish_rebalance(core: &mut Core, request: &RoomRequest) -> Result
             admission::admit(change.core(), request, false)?;
         }
         RoomRequest::Workload(_, false) => check_remaining_moves(&change, request, &[], 0)?,
-        RoomRequest::Pod(_) if request.is_admitted_already(&change) => {}
+        RoomRequest::Pod(_) | RoomRequest::Claim(_) if request.is_admitted_already(&change) => {}
+        RoomRequest::Claim(of) => {
+            claims::reserve(change.core(), &of.uid, of.claim.clone(), of.limit.as_ref())?;
+        }
         RoomRequest::Pod(refused) => {
             // The kubelet may have tried again with another sandbox or another amount.
             let RefusedPod { asked, ask } = room::latest(&change, request.owner()).unwrap_or(refused).clone();

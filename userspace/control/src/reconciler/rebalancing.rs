@@ -131,6 +131,7 @@ impl Rebalancing {
     pub(super) fn pod_uid(&self) -> Option<&str> {
         match self.run.as_ref()?.request.as_ref()? {
             RoomRequest::Pod(pod) => Some(&pod.ask.pod.uid),
+            RoomRequest::Claim(of) => Some(&of.claim.pod),
             RoomRequest::Workload(..) => None,
         }
     }
@@ -662,7 +663,7 @@ impl RebalanceRun {
         core.metrics.rebalanced(outcome);
         let pod = match &self.request {
             Some(RoomRequest::Pod(pod)) => Some(&pod.ask.pod),
-            Some(RoomRequest::Workload(..)) | None => None,
+            Some(RoomRequest::Workload(..) | RoomRequest::Claim(_)) | None => None,
         };
         report_step(core, outcome, severity, &message, |report| {
             with_pod(report.detail("plan", &self.status.id), pod)

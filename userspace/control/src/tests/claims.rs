@@ -8,7 +8,7 @@ use numaward_engine::{
     claims::{allocator::Amounts, devices},
     policy::CpuKind,
 };
-use numaward_guarantee::claim::{ReservedClaim, ReservedPart};
+use numaward_guarantee::claim::{PlacedClaim, ReservedClaim, ReservedPart};
 use numaward_topology::NodeId;
 
 use super::*;
@@ -20,7 +20,7 @@ fn native() -> Config {
 /// Returns a claim with CPUs and 1 GiB of each of these nodes.
 fn claim(parts: &[(u32, u64)]) -> ReservedClaim {
     let part = |&(node, cpus): &(u32, u64)| ReservedPart {
-        node: NodeId(node),
+        node: Some(NodeId(node)),
         consumed: [("cpu".into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(1 << 30))].into(),
         terms: Terms::default(),
     };
@@ -29,7 +29,15 @@ fn claim(parts: &[(u32, u64)]) -> ReservedClaim {
         name: "db".to_owned(),
         pod: "pod".to_owned(),
         parts: parts.iter().map(part).collect(),
+        pending: false,
     }
+}
+
+/// Returns a claim of the whole host with CPUs and 1 GiB, before its pod is bound.
+fn host_claim(cpus: u64) -> ReservedClaim {
+    let mut claim = ReservedClaim { pending: true, ..claim(&[(0, cpus)]) };
+    claim.parts[0].node = None;
+    claim
 }
 
 /// Returns the charged CPUs by node, and the shared pool, as they were published.
@@ -392,6 +400,45 @@ async fn parts_of_a_claim_are_united() {
     assert_eq!(published(&bench), (BTreeMap::new(), "0-7".to_owned()));
     let ledger = bench.host.assigned.lock().unwrap().ledger.clone();
     assert!(ledger.owners().next().is_none() && ledger.nodes().values().all(|node| node.assignments == 0));
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn host_claim_is_on_nodes_of_the_strategy() {
+    let bench = DaemonBench::new(&[]);
+    let (reconciler, thread, stop) = bench.start_with(native());
+    let place = |uid: &str, cpus| reconciler.place_claim(uid.to_owned(), host_claim(cpus), None);
+    for _ in 0..2 {
+        assert_eq!(place("u", 6).await.unwrap(), PlacedClaim::Reserved);
+    }
+    let assigned = |bench: &DaemonBench| {
+        let assigned = bench.host.assigned.lock().unwrap();
+        let of_host = devices::charged_to_host(&assigned.ledger);
+        (of_host.get("cpu").and_then(|cpus| cpus.units()), assigned.ledger.shared_pool().len())
+    };
+    assert_eq!(assigned(&bench), (Some(6), 2));
+    assert!(published(&bench).0.is_empty(), "it is charged to no node");
+    let shown = reconciler.allocations().claims.clone();
+    assert_eq!((shown[0].nodes.as_str(), shown[0].used), ("0-1", false));
+    stop.cancel();
+    thread.join().unwrap();
+
+    let (reconciler, thread, stop) = bench.start_with(native());
+    assert!(reconciler.reserved_claims().await.unwrap().get("u").unwrap().pending);
+    // The kubelet has it prepared, and the scheduler's wait does not begin again.
+    let prepared = ReservedClaim { pending: false, ..host_claim(6) };
+    let reserve = || reconciler.reserve_claim("u".to_owned(), prepared.clone(), None);
+    assert!(!reserve().await.unwrap().pending);
+    let place = |uid: &str, cpus| reconciler.place_claim(uid.to_owned(), host_claim(cpus), None);
+    assert_eq!(place("u", 6).await.unwrap(), PlacedClaim::Reserved);
+    assert!(!reconciler.reserved_claims().await.unwrap().get("u").unwrap().pending);
+    assert_eq!(assigned(&bench), (Some(6), 2));
+    let refused = place("v", 4).await.unwrap_err().to_string();
+    assert!(refused.contains("cpu requested 4, free 1 on node"), "{refused}");
+    reconciler.release_claim("u".to_owned()).await.unwrap();
+    assert_eq!(assigned(&bench), (None, 8));
+    assert_eq!(place("v", 4).await.unwrap(), PlacedClaim::Reserved);
     stop.cancel();
     thread.join().unwrap();
 }

@@ -9,7 +9,7 @@ use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::{
     Config, OperatingMode,
-    cluster::NodeAllocatable,
+    cluster::{HostDevice, NodeAllocatable},
     guard::GuardMode,
     kubernetes::{Kubernetes, UnpinnedPolicy},
     policy::{StrategyKind, TopologyManagerScope},
@@ -33,7 +33,7 @@ use numaward_kube::{
     },
     dra::{
         claim::AllocationReader,
-        slices::{PublishedDevices, SlicePublisher},
+        slices::{Publication, PublishedDevices, SlicePublisher},
         status::StatusWriter,
     },
     node_topology::{NodeTopology, Publisher, fingerprint},
@@ -51,7 +51,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    dra,
+    dra::{self, RefusedRequests},
     export::{
         AssignedResources, Source,
         assigned::{CallMetrics, PodReporter},
@@ -306,6 +306,7 @@ impl Cluster {
             tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
         }
         if let Some(source) = slice_source {
+            let (publication, refused) = (Publication::default(), RefusedRequests::default());
             let publisher = SlicePublisher {
                 client: client.clone(),
                 node: node.clone(),
@@ -313,10 +314,13 @@ impl Cluster {
                 has_node_allocatable: kubernetes.dra.node_allocatable == NodeAllocatable::Auto,
                 metrics: metrics.clone(),
                 report: report(DaemonPart::ResourceSlices),
+                publication: publication.clone(),
             };
             let latest = watch::Sender::new(None);
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
-            let updating = update_slices(self.config.clone(), self.observer.clone(), source, latest);
+            let published = (publication.clone(), refused.clone());
+            let updating =
+                update_slices(self.config.clone(), self.observer.clone(), source, published, latest);
             tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
             if let Some(reconciler) = self.reconciler {
                 let reader =
@@ -325,18 +329,33 @@ impl Cluster {
                 let observer = self.observer.clone();
                 let host: dra::HostReader = Arc::new(move || (observer.guarantees(), observer.machine()));
                 let observer = self.observer.clone();
+                let writer = StatusWriter { client: client.clone(), metrics: metrics.clone() };
                 let reporter = dra::StatusReporter {
-                    writer: StatusWriter {
-                        client: client.clone(),
-                        node: node.clone(),
-                        metrics: metrics.clone(),
-                    },
+                    writer: writer.clone(),
+                    node: node.clone(),
                     reconciler: reconciler.clone(),
                     host: host.clone(),
                     workloads: Arc::new(move || observer.workloads()),
                 };
                 tokio::spawn(stop.clone().run_until_cancelled_owned(reporter.run()).boxed());
                 let preparer = dra::ClaimPreparer::new(settings, reader, pods.clone(), (reconciler, host));
+                let nominated = pods.other();
+                if publishes_host(&self.config) {
+                    let (nominated, client, node) = (nominated.clone(), client.clone(), node.clone());
+                    let report: api::Report = Arc::new(|result| {
+                        if let Err(error) = result {
+                            tracing::debug!(error, "the nominated pods cannot be followed");
+                        }
+                    });
+                    let until = stop.clone();
+                    let following =
+                        async move { nominated.follow_nominated(client, node, report, until).await };
+                    tokio::spawn(following.boxed());
+                }
+                let preparer_of_host = preparer.clone();
+                let placer =
+                    dra::HostPlacer { preparer: preparer_of_host, nominated, writer, publication, refused };
+                tokio::spawn(stop.clone().run_until_cancelled_owned(placer.run()).boxed());
                 let sockets = dra::PluginSockets::new(&self.config);
                 let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());
                 tokio::spawn(serving.boxed());
@@ -458,16 +477,32 @@ async fn update_topology(
     }
 }
 
+/// Returns true if the whole host is a device.
+fn publishes_host(config: &Config) -> bool {
+    match config.kubernetes.dra.host_device {
+        HostDevice::Off => false,
+        HostDevice::Auto => config.topology_policy() != TopologyManagerPolicy::SingleNumaNode,
+        HostDevice::On => true,
+    }
+}
+
 /// Updates the devices to publish after each change of the assigned resources.
 async fn update_slices(
     config: Config,
     observer: Arc<Observer>,
     source: Source,
+    (publication, refused): (Publication, RefusedRequests),
     latest: watch::Sender<Option<Arc<PublishedDevices>>>,
 ) {
-    let mut ticks = interval(UPDATE_INTERVAL);
+    let (mut ticks, mut requests) = (interval(UPDATE_INTERVAL), publication.requests());
     loop {
-        ticks.tick().await;
+        tokio::select! {
+            _ = ticks.tick() => {}
+            // The sender is in `publication`.
+            _ = requests.changed() => {}
+        }
+        // The devices include everything that was assigned before the request.
+        let number = *requests.borrow_and_update();
         let (assigned, machine) = (source(), observer.machine());
         let options = configured::engine_config(&config, &machine).ok();
         let options = options.and_then(|policy| CpuOptions::parse(&policy).ok());
@@ -475,9 +510,13 @@ async fn update_slices(
         let devices =
             NodeDevices::new(&machine, &configured::memory_tiers(&config, &machine), has_whole_cores);
         let free = assigned.free_amounts(&machine, &devices);
+        let host = publishes_host(&config).then(|| {
+            let refused = refused.with(&free);
+            devices.publish_host(&free, &assigned.charged_to_host, &refused)
+        });
         let devices = devices.publish(&free, &assigned.charged);
         let short_of_memory = low_devices(&devices, &observer.headroom());
-        let now = Some(Arc::new(PublishedDevices { devices, short_of_memory }));
+        let now = Some(Arc::new(PublishedDevices { devices, host, short_of_memory, number }));
         latest.send_if_modified(|published| std::mem::replace(published, now.clone()) != now);
     }
 }
@@ -577,6 +616,7 @@ mod tests {
             pod_cpus: CpuSet::new(),
             memory: BTreeMap::new(),
             charged: BTreeMap::new(),
+            charged_to_host: BTreeMap::new(),
         };
         let pods = [stored("old"), stored("new"), pod("pending", "{}", "{}")];
         let names = |devices: &Devices| {

@@ -1,4 +1,4 @@
-//! Devices of a host for resource claims: one for each NUMA node, of which claims consume CPUs and memory.
+//! Devices of a host for resource claims: one for each NUMA node, of which claims consume CPUs and memory, and one for the whole host.
 //!
 //! # Published value
 //! The value of a capacity is the amount that claims consume plus the free amount. The scheduler subtracts the amounts of all claims,
@@ -7,6 +7,11 @@
 //! # Order
 //! The scheduler takes the first device that fits. The devices with the least free amounts come first, so that large free amounts
 //! remain for large claims. Nodes without CPUs are last.
+//!
+//! # Host
+//! The device [`HOST`] has the amounts of all nodes together. It has binding conditions: the scheduler waits until the host has chosen the
+//! nodes. A claim of it is charged to no node, so the free amounts of the nodes fall. The scheduler cannot know whether a request fits on
+//! the nodes. After a refusal, less is published as free until the free amounts change, so that the scheduler tries another host.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,6 +36,13 @@ pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 /// Values of the attribute `kind`.
 pub const NODE: &str = "node";
 pub const MEMORY_NODE: &str = "memory";
+/// Value of the attribute `kind` of the device of the whole host, and its name.
+pub const HOST: &str = "host";
+
+/// Condition of a claim of the host device: its CPUs and memory are reserved, and the pod can be bound.
+pub const PLACED: &str = "numaward.io/placed";
+/// Condition of a claim of the host device that does not fit: the scheduler tries again.
+pub const NO_ROOM: &str = "numaward.io/no-room";
 
 /// Capacity in CPUs.
 pub const CPU: &str = "cpu";
@@ -96,6 +108,11 @@ pub fn device_name(node: NodeId, has_cpus: bool) -> String {
     format!("{}-{node}", if has_cpus { NODE } else { MEMORY_NODE })
 }
 
+/// Returns the name of the pool with the host device of a Kubernetes node.
+pub fn host_pool(node: &str) -> String {
+    format!("{node}/{HOST}")
+}
+
 /// Returns the owner in the ledger for a part of a claim.
 pub fn part_owner(uid: &str, part: usize) -> OwnerId {
     format!("{OWNER_PREFIX}{uid}/{part}").into()
@@ -138,6 +155,24 @@ pub fn charged(ledger: &Ledger, machine: &Machine) -> BTreeMap<NodeId, Amounts> 
             for (name, amount) in resources.cpu.map(|amount| (CPU, amount)).into_iter().chain(memory) {
                 add(node, name, amount);
             }
+        }
+    }
+    charged
+}
+
+/// Returns the amounts that the claims of the host device in a ledger consume.
+pub fn charged_to_host(ledger: &Ledger) -> Amounts {
+    let mut charged = Amounts::new();
+    let of_host = ledger.owners().filter(|(owner, account)| is_part(owner) && account.terms.nodes.is_empty());
+    for resources in of_host
+        .filter_map(|(_, account)| account.request.as_ref())
+        .flat_map(|request| request.containers.iter().map(|container| &container.requests))
+    {
+        let memory = resources.memory.iter();
+        let memory = memory.filter_map(|(&kind, amount)| Some((capacity_name(kind)?, *amount)));
+        for (name, amount) in resources.cpu.map(|amount| (CPU, amount)).into_iter().chain(memory) {
+            let sum: &mut Quantity = charged.entry(name.into()).or_default();
+            *sum = sum.checked_add(amount).unwrap_or(*sum);
         }
     }
     charged
@@ -253,19 +288,74 @@ impl NodeDevices {
             .map(|(node, device)| {
                 let free = free.get(node).unwrap_or(&no_amounts);
                 let charged = charged.get(node).unwrap_or(&no_claims);
-                let steps = [(CPU, self.cpu_step)].into_iter();
-                let steps = steps.chain(MEMORY_CAPACITIES.iter().map(|&(name, _, step)| (name, step)));
-                let capacity = steps.map(|(name, step)| {
-                    let consumed = charged.get(name).copied().unwrap_or_default();
-                    let value = Quantity::whole(free.get(name)).checked_add(consumed).unwrap_or(consumed);
-                    (Arc::from(name), capacity(value, step))
-                });
-                let device = Device { capacity: capacity.collect(), ..device.clone() };
+                let device = Device { capacity: self.capacities(free, charged), ..device.clone() };
                 (order_key(&device, free), device)
             })
             .collect();
         devices.sort_by_key(|(key, _)| *key);
         devices.into_iter().map(|(_, device)| device).collect()
+    }
+
+    /// Returns the device of the whole host. `charged`: the amounts that its claims consume. `refused`: requests that the host refused with
+    /// these free amounts.
+    pub fn publish_host<'a>(
+        &self,
+        free: &BTreeMap<NodeId, NodeAmounts>,
+        charged: &Amounts,
+        refused: impl IntoIterator<Item = &'a Amounts>,
+    ) -> Device {
+        let mut sum = NodeAmounts::default();
+        for amounts in free.values() {
+            sum.cpus = sum.cpus.saturating_add(amounts.cpus);
+            for (&kind, bytes) in &amounts.memory {
+                let of_kind = sum.memory.entry(kind).or_default();
+                *of_kind = of_kind.saturating_add(*bytes);
+            }
+        }
+        for request in refused {
+            self.lower(&mut sum, request);
+        }
+        Device {
+            name: HOST.into(),
+            attributes: [("kind".into(), Attribute::Text(HOST.into()))].into(),
+            capacity: self.capacities(&sum, charged),
+            allow_multiple_allocations: true,
+            has_binding_conditions: true,
+            consumed: Amounts::new(),
+            is_taken: false,
+        }
+    }
+
+    /// Lowers the amount of which a refused request takes the largest part, so that the request does not fit any more.
+    fn lower(&self, free: &mut NodeAmounts, request: &Amounts) {
+        let share = |(name, step): (&'static str, u64)| {
+            let requested = request.get(name).and_then(|amount| amount.units()).filter(|units| *units > 0)?;
+            let share = u128::from(requested) * 1_000_000 / u128::from(free.get(name).max(1));
+            Some((share, requested, name, step))
+        };
+        let largest = self.steps().filter_map(share).max_by_key(|(share, ..)| *share);
+        if let Some((_, requested, name, step)) = largest {
+            let below = requested.saturating_sub(1) / step * step;
+            match memory_kind(name) {
+                Some(kind) => drop(free.memory.insert(kind, free.get(name).min(below))),
+                None => free.cpus = free.cpus.min(below),
+            }
+        }
+    }
+
+    /// Returns the names of the capacities with their steps.
+    fn steps(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        let memory = MEMORY_CAPACITIES.iter().map(|&(name, _, step)| (name, step));
+        std::iter::once((CPU, self.cpu_step)).chain(memory)
+    }
+
+    fn capacities(&self, free: &NodeAmounts, charged: &Amounts) -> BTreeMap<Arc<str>, Capacity> {
+        let capacities = self.steps().map(|(name, step)| {
+            let consumed = charged.get(name).copied().unwrap_or_default();
+            let value = Quantity::whole(free.get(name)).checked_add(consumed).unwrap_or(consumed);
+            (Arc::from(name), capacity(value, step))
+        });
+        capacities.collect()
     }
 }
 
@@ -448,6 +538,31 @@ mod tests {
     }
 
     #[test]
+    fn host_has_amounts_of_all_nodes() {
+        let devices = NodeDevices::new(&machine(), &BTreeMap::new(), true);
+        let free =
+            [(NodeId(0), amounts(6, 1024)), (NodeId(1), amounts(4, 2048)), (NodeId(2), amounts(0, 512))];
+        let request = |cpus, mib: u64| -> Amounts {
+            [(CPU.into(), Quantity::whole(cpus)), ("memory".into(), Quantity::whole(mib << 20))].into()
+        };
+        let values = |charged: &Amounts, refused: &[Amounts]| {
+            let host = devices.publish_host(&free.clone().into(), charged, refused);
+            assert_eq!((&*host.name, host.has_binding_conditions), ("host", true));
+            assert_eq!(host.attributes["kind"], Attribute::Text("host".into()));
+            [CPU, "memory"]
+                .map(|name| host.capacity[name].value.units().unwrap() >> if name == CPU { 0 } else { 20 })
+        };
+        assert_eq!(values(&Amounts::new(), &[]), [10, 3584]);
+        assert_eq!(values(&request(2, 1024), &[]), [12, 4608]);
+        // Eight CPUs of ten are a larger part than one of 3.5 GiB. The scheduler still counts what claims have.
+        assert_eq!(values(&Amounts::new(), &[request(8, 1024)]), [6, 3584]);
+        assert_eq!(values(&request(2, 0), &[request(8, 1024)]), [8, 3584]);
+        assert_eq!(values(&Amounts::new(), &[request(2, 3000)]), [10, 2999]);
+        assert_eq!(values(&Amounts::new(), &[request(2, 3000), request(8, 8)]), [6, 2999]);
+        assert_eq!(values(&Amounts::new(), &[request(0, 0)]), [10, 3584]);
+    }
+
+    #[test]
     fn devices_have_nodes() {
         assert_eq!(["node-0", "memory-12"].map(node_of_device), [Some(NodeId(0)), Some(NodeId(12))]);
         let invalid =
@@ -477,6 +592,10 @@ mod tests {
             ledger = decision.ledger;
         }
         ledger = strategy.admit(&ledger, &Request::workload("other", Resources::none())).ledger;
+        assert_eq!(charged_to_host(&ledger), Amounts::new());
+        let (request, terms) = placement_request(part_owner("host", 0), None, &consumed);
+        ledger = strategy.admit_watched(&ledger, &request, &terms, &|_| {}).ledger;
+        assert_eq!(charged_to_host(&ledger), consumed);
         let charged = charged(&ledger, &machine);
         let of = |node| {
             charged.get(&NodeId(node)).map(|of| (of[CPU].units().unwrap(), of["memory"].units().unwrap()))

@@ -52,6 +52,8 @@ const MAX_PAGES: usize = 32;
 const MAX_CLAIMS: usize = 64;
 /// Maximum number of devices of a claim, and of parameters for them, that are read: more than Kubernetes allows.
 pub(crate) const MAX_RESULTS: usize = 256;
+/// Maximum number of conditions of a device that are read; Kubernetes allows 8.
+const MAX_CONDITIONS: usize = 16;
 /// Maximum number of consumers of a claim that are read; Kubernetes allows as many.
 const MAX_CONSUMERS: usize = 256;
 
@@ -110,6 +112,26 @@ pub(crate) struct ClaimStatus {
     pub(crate) allocation: Option<ClaimAllocation>,
     #[serde(default)]
     pub(crate) reserved_for: AtMost<Consumer, MAX_CONSUMERS>,
+    /// States of allocated devices, as their drivers report them.
+    #[serde(default)]
+    pub(crate) devices: AtMost<DeviceStatus, MAX_RESULTS>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct DeviceStatus {
+    pub(crate) driver: ShortText,
+    pub(crate) pool: ShortText,
+    pub(crate) device: ShortText,
+    #[serde(rename = "shareID")]
+    pub(crate) share_id: Option<ShortText>,
+    pub(crate) conditions: Option<AtMost<DeviceCondition, MAX_CONDITIONS>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct DeviceCondition {
+    #[serde(rename = "type")]
+    pub(crate) name: ShortText,
+    pub(crate) status: ShortText,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -348,7 +370,7 @@ fn results(claim: ApiObject<ClaimBody>, pod_uid: &str) -> Vec<AllocationResult> 
             return Vec::new();
         }
     };
-    let Some(ClaimStatus { allocation, reserved_for }) = body.status else { return Vec::new() };
+    let Some(ClaimStatus { allocation, reserved_for, .. }) = body.status else { return Vec::new() };
     if !reserved_for.into_iter().any(|consumer| consumer.uid == pod_uid) {
         return Vec::new();
     }

@@ -3,7 +3,11 @@
 //! Only the fields that placement needs are deserialized, so changes of other fields in newer API servers have no effect. A needed
 //! field that cannot be parsed is an error that names the field.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use numaward_engine::{ContainerRequest, PodResources, Quantity, Resources};
 use numaward_topology::ZoneKind;
@@ -29,6 +33,8 @@ pub struct StoredPod {
     pub container_ids: BTreeMap<String, String>,
     /// Controller that creates the pod again after its end.
     pub controller: Option<Controller>,
+    /// Names of the resource claims of the pod, as far as the claims exist.
+    pub claims: BTreeSet<String>,
     /// True if the pod is being deleted.
     pub is_leaving: bool,
     /// True if the priority is that of `system-cluster-critical` or higher.
@@ -46,6 +52,8 @@ const MAX_CONTAINERS: usize = 1024;
 const MAX_CONTAINER_IDS: usize = 2 * MAX_CONTAINERS;
 /// Maximum number of claims of all containers of a pod. A pod has at most 64 claims.
 const MAX_CLAIM_USES: usize = 256;
+/// Maximum number of stored names of claims of a pod. A pod has at most as many.
+const MAX_CLAIMS: usize = 64;
 /// Maximum number of claims that a pod names. Further ones are ignored.
 const MAX_CLAIM_REFERENCES: usize = 1024;
 /// Maximum number of amounts of CPU, memory and sizes of huge pages in one place. A pod with more is ignored.
@@ -269,6 +277,13 @@ fn containers(
     list.into_iter().map(container).collect()
 }
 
+/// Returns the names of all claims, up to [`MAX_CLAIMS`].
+fn claim_names(spec: &Spec, status: &Status) -> BTreeSet<String> {
+    let references = spec.resource_claims.items.iter().chain(&status.resource_claim_statuses.items);
+    let names = references.filter_map(|claim| claim.resource_claim_name.as_ref());
+    names.map(|name| name.0.clone()).take(MAX_CLAIMS).collect()
+}
+
 /// Returns the claims that the containers use: the first ones, up to [`MAX_CLAIM_USES`]. Claims that do not exist yet are not included.
 fn claims(spec: &Spec, status: &Status) -> Vec<ClaimUse> {
     let references = spec.resource_claims.items.iter().chain(&status.resource_claim_statuses.items);
@@ -326,7 +341,7 @@ impl Fields for PodFields {
             ));
         }
         let status = status.unwrap_or_default();
-        let claims = claims(&spec, &status);
+        let (claims, names) = (claims(&spec, &status), claim_names(&spec, &status));
         let resources_of_pod =
             spec.resources.map(|of_pod| requests_and_limits(Some(of_pod), "spec.resources"));
         let phase = status.phase.as_deref().unwrap_or_default();
@@ -360,7 +375,8 @@ impl Fields for PodFields {
             .collect();
         let is_leaving = metadata.deletion_timestamp.is_some();
         let pod = Arc::new(pod);
-        let stored = StoredPod { pod, is_running, container_ids, controller, is_leaving, is_critical };
+        let stored =
+            StoredPod { pod, is_running, container_ids, controller, claims: names, is_leaving, is_critical };
         Ok(Self { stored, mirrored })
     }
 }

@@ -1,5 +1,5 @@
-//! An API server for tests: list, watch and eviction of pods, events, nodes, server-side apply of NodeResourceTopology, resource claims and
-//! resource slices.
+//! An API server for tests: list, watch and eviction of pods, events, nodes, server-side apply of NodeResourceTopology, resource claims with
+//! their status, and resource slices.
 //!
 //! It follows the rules that a client can violate or fail to handle: resource versions grow; a list has pages; a watch reports the
 //! changes after its version, or that the version is gone if it is too old; server-side apply requires a field manager and a complete
@@ -141,10 +141,16 @@ impl FakeApiServer {
     pub fn put_pod(&self, mut pod: Value) {
         self.change(|inner| {
             pod["metadata"]["resourceVersion"] = json!(inner.version.to_string());
-            let kind = match inner.pods.insert(pod_key(&pod), pod.clone()) {
-                None => "ADDED",
-                Some(_) => "MODIFIED",
-            };
+            let known = inner.pods.insert(pod_key(&pod), pod.clone());
+            let kind = if known.is_none() { "ADDED" } else { "MODIFIED" };
+            let nominated = |pod: &Value| pod["status"]["nominatedNodeName"].clone();
+            if let Some(mut known) = known.filter(|known| nominated(known) != nominated(&pod))
+                && known["spec"]["nodeName"].is_null()
+            {
+                // The pod leaves the watch of nominated pods.
+                known["metadata"]["resourceVersion"] = json!(inner.version.to_string());
+                inner.log.push((inner.version, "DELETED", known));
+            }
             inner.log.push((inner.version, kind, pod));
         });
     }
@@ -208,7 +214,12 @@ impl FakeApiServer {
         inner.claims.insert(pod_key(&claim), claim);
     }
 
-    /// Returns the `ResourceClaim` with this name.
+    /// Deletes a `ResourceClaim`.
+    pub fn delete_claim(&self, namespace: &str, name: &str) {
+        self.shared.state.lock().claims.remove(&format!("{namespace}/{name}"));
+    }
+
+    /// Returns a `ResourceClaim`.
     pub fn claim(&self, namespace: &str, name: &str) -> Option<Value> {
         self.shared.state.lock().claims.get(&format!("{namespace}/{name}")).cloned()
     }
@@ -398,21 +409,24 @@ async fn pods(
     State(shared): State<Arc<ServerState>>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
-    let Some(node) = query.get("fieldSelector").and_then(|fields| fields.strip_prefix("spec.nodeName="))
-    else {
+    let fields = query.get("fieldSelector").map_or("", String::as_str);
+    let bound = fields.strip_prefix("spec.nodeName=").map(|node| ("/spec/nodeName", node));
+    let nominated = fields.strip_prefix("status.nominatedNodeName=");
+    let nominated = nominated.map(|node| ("/status/nominatedNodeName", node));
+    let Some((field, node)) = bound.or(nominated) else {
         return refusal(StatusCode::FORBIDDEN, "only the pods of one Kubernetes node may be read");
     };
-    let node = node.to_owned();
+    let node = json!(node);
     if query.get("watch").is_some_and(|watch| watch == "true") {
         let version = query.get("resourceVersion").and_then(|version| version.parse().ok());
         return watch_objects(shared, version.unwrap_or(0), move |object| {
-            object["kind"] != SLICE && object["spec"]["nodeName"] == json!(node)
+            object["kind"] != SLICE && object.pointer(field) == Some(&node)
         });
     }
     let inner = shared.state.lock();
     let after = query.get("continue").cloned().unwrap_or_default();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
-    let of_node = |pod: &&Value| pod["spec"]["nodeName"] == json!(node);
+    let of_node = |pod: &&Value| pod.pointer(field) == Some(&node);
     let rest: Vec<_> = inner.pods.iter().filter(|(key, _)| **key > after).map(|(_, pod)| pod).collect();
     let items: Vec<_> = rest.iter().copied().filter(of_node).take(limit).cloned().collect();
     let more = rest.iter().copied().filter(of_node).count() > items.len();
@@ -520,30 +534,46 @@ async fn claim(
     }
 }
 
-/// Replaces the devices in the status of a claim by a merge patch of the version that was read.
+/// Replaces the devices in the status of a claim by a merge patch of the version that was read. A new entry of a device that is not allocated
+/// is invalid.
 async fn patch_claim(
     State(shared): State<Arc<ServerState>>,
     Path((namespace, name)): Path<(String, String)>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let media_type = headers.get("content-type").and_then(|value| value.to_str().ok());
+    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     if media_type != Some("application/merge-patch+json") {
         return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "only a merge patch is supported");
     }
     let mut patch: Value = serde_json::from_slice(&body).unwrap_or_default();
     let mut inner = shared.state.lock();
-    inner.version += 1;
-    let version = json!(inner.version.to_string());
-    let Some(claim) = inner.claims.get_mut(&format!("{namespace}/{name}")) else {
+    let Some(mut claim) = inner.claims.get(&format!("{namespace}/{name}")).cloned() else {
         return refusal(StatusCode::NOT_FOUND, "there is no such claim");
     };
     if ["uid", "resourceVersion"].iter().any(|field| patch["metadata"][field] != claim["metadata"][field]) {
         return refusal(StatusCode::CONFLICT, "another client has changed it");
     }
-    claim["metadata"]["resourceVersion"] = version;
     claim["status"]["devices"] = patch["status"]["devices"].take();
-    Json(&*claim).into_response()
+    let key = |of: &Value| ["driver", "pool", "device", "shareID"].map(|field| of[field].clone());
+    let allocated: Vec<_> = claim["status"]["allocation"]["devices"]["results"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(key)
+        .collect();
+    let mut states = claim["status"]["devices"].as_array().into_iter().flatten();
+    let before =
+        inner.claims.get(&format!("{namespace}/{name}")).map(|claim| claim["status"]["devices"].clone());
+    let before = before.as_ref().and_then(Value::as_array);
+    let is_old = |state: &Value| before.is_some_and(|before| before.contains(state));
+    if !states.all(|state| is_old(state) || allocated.contains(&key(state))) {
+        return refusal(StatusCode::UNPROCESSABLE_ENTITY, "a device is not allocated");
+    }
+    inner.version += 1;
+    claim["metadata"]["resourceVersion"] = json!(inner.version.to_string());
+    inner.claims.insert(format!("{namespace}/{name}"), claim.clone());
+    Json(claim).into_response()
 }
 
 async fn version(State(shared): State<Arc<ServerState>>) -> Response {

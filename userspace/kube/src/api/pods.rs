@@ -6,6 +6,8 @@
 //! keeps the text of a whole page.
 //!
 //! The pods are *synced* while a watch is open and all pods up to its start are known.
+//!
+//! Pods that the scheduler is about to bind to this Kubernetes node (`status.nominatedNodeName`) are followed in the same way.
 
 use std::{
     borrow::Cow,
@@ -103,6 +105,12 @@ impl Pods {
         Self { store, writer: Arc::new(Mutex::new(writer)), synced, events }
     }
 
+    /// Returns an empty list of pods, with the same recipient of notices.
+    #[must_use]
+    pub fn other(&self) -> Self {
+        Self::new(self.events.clone())
+    }
+
     /// Returns the pod with this namespace, name and UID, as the container runtime reports them.
     pub fn get(&self, id: &PodId) -> Option<Arc<StoredPod>> {
         let stored = self.store.get(&ObjectRef::new(&id.name).within(&id.namespace))?;
@@ -141,8 +149,33 @@ impl Pods {
         report: Report,
         stop: CancellationToken,
     ) -> BoxFuture<'_, ()> {
+        let selected = format!("spec.nodeName={node}");
+        self.follow_selected(client, (node, selected), metrics, report, stop)
+    }
+
+    /// Follows the pods that the scheduler has nominated for `node`, and has not bound yet, until the token is cancelled.
+    pub fn follow_nominated(
+        &self,
+        client: Client,
+        node: String,
+        report: Report,
+        stop: CancellationToken,
+    ) -> BoxFuture<'_, ()> {
+        let selected = format!("status.nominatedNodeName={node}");
+        // The metrics count the pods of the node.
+        self.follow_selected(client, (node, selected), ApiMetrics::default(), report, stop)
+    }
+
+    fn follow_selected(
+        &self,
+        client: Client,
+        (node, selected): (String, String),
+        metrics: ApiMetrics,
+        report: Report,
+        stop: CancellationToken,
+    ) -> BoxFuture<'_, ()> {
         async move {
-            let follower = Follower { pods: self.clone(), node, metrics, report, listed: 0 };
+            let follower = Follower { pods: self.clone(), node, selected, metrics, report, listed: 0 };
             stop.run_until_cancelled(follower.run(client)).await;
         }
         .boxed()
@@ -168,6 +201,8 @@ impl PodSource for Pods {
 struct Follower {
     pods: Pods,
     node: String,
+    /// Field selector of the pods.
+    selected: String,
     metrics: ApiMetrics,
     report: Report,
     /// Number of pods received of the list that is in progress; 0 if there is none.
@@ -178,7 +213,7 @@ impl Follower {
     async fn run(mut self, client: Client) {
         let client = limited(client, RATE_LIMIT);
         let pods: Api<ApiObject<PodFields>> = Api::all(client.clone());
-        let of_node = format!("spec.nodeName={}", self.node);
+        let of_node = self.selected.clone();
         let watch = WatchParams::default().fields(&of_node);
         let mut page_size = PAGE_SIZE;
         let mut backoff = DefaultBackoff::default();

@@ -1,6 +1,7 @@
 //! The scheduler's allocation of a resource claim, as the API server reports it.
 //!
-//! The kubelet names the claims that it wants prepared, but not their devices.
+//! The kubelet names the claims that it wants prepared, but not their devices. A claim of the host device is read before that, when the scheduler
+//! waits for its condition.
 //!
 //! # Rights
 //! `resourceclaims` of `resource.k8s.io`: get.
@@ -11,7 +12,7 @@ use numaward_engine::{
     Terms,
     claims::{
         allocator::Amounts,
-        devices::{self, DRIVER},
+        devices::{self, DRIVER, HOST},
     },
     quantity::Quantity,
 };
@@ -46,7 +47,8 @@ pub struct ClaimPart {
     pub request: String,
     pub device: String,
     pub share_id: Option<String>,
-    pub node: NodeId,
+    /// `None` for the device of the whole host.
+    pub node: Option<NodeId>,
     pub consumed: Amounts,
     /// Terms by the parameters of the claim and its class.
     pub terms: Terms,
@@ -72,15 +74,26 @@ impl ClaimPart {
     }
 
     /// Returns the answer for the kubelet.
-    pub fn prepared(&self, pool: &str, cdi_name: &str) -> Device {
+    pub fn prepared(&self, node: &str, cdi_name: &str) -> Device {
+        let pool_name = if self.node.is_none() { devices::host_pool(node) } else { node.to_owned() };
         Device {
             request_names: vec![self.request.clone()],
-            pool_name: pool.to_owned(),
+            pool_name,
             device_name: self.device.clone(),
             cdi_device_ids: vec![cdi_name.to_owned()],
             share_id: self.share_id.clone(),
         }
     }
+}
+
+/// A claim that is allocated to the device of this whole host.
+#[derive(Debug)]
+pub struct HostClaim {
+    pub id: ClaimId,
+    pub share_id: Option<String>,
+    /// Condition of this allocation for which the scheduler waits: true if it is [`devices::PLACED`], false if it is [`devices::NO_ROOM`].
+    pub outcome: Option<bool>,
+    pub allocated: Result<AllocatedClaim, ClaimError>,
 }
 
 /// Reason why a claim cannot be prepared.
@@ -110,11 +123,17 @@ pub enum ClaimError {
          parameters for all requests, or several resource claims"
     )]
     DifferentParameters,
+    #[error(
+        "the resource claim has other devices of {DRIVER} beside the one of the whole host: use several resource claims"
+    )]
+    BesideHost,
     #[error("the resource claim has more than {MAX_RESULTS} devices")]
     TooManyDevices,
     #[error("the device {0} of the resource claim is of the pool {1}, and this host has the pool {2}")]
     OtherPool(String, String, String),
-    #[error("the device {0} of the resource claim is not one of this host: {DRIVER} has node-N and memory-N")]
+    #[error(
+        "the device {0} of the resource claim is not one of this host: {DRIVER} has node-N, memory-N and {HOST}"
+    )]
     UnknownDevice(String),
     #[error("the resource claim has the device {0} with adminAccess, which {DRIVER} does not support")]
     AdminAccess(String),
@@ -161,19 +180,71 @@ impl AllocationReader {
     /// The claim is not allocated to devices of this host, or not to one pod.
     pub fn read<'a>(&'a self, claim: &'a ClaimId) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
         async move {
-            let api: Api<ApiObject<ClaimBody>> = Api::namespaced(self.client.clone(), &claim.namespace);
-            let found = api.get(&claim.name).await.map_err(|error| {
-                let error = RequestError::from(error);
-                self.metrics.failed(Operation::Claim, &error);
-                match error.cause {
-                    Cause::NotFound => ClaimError::Deleted,
-                    _ => ClaimError::Request(error.to_string()),
-                }
-            })?;
+            let found = self.get(&claim.namespace, &claim.name).await?;
             allocation(found, &self.node, claim)
         }
         .boxed()
     }
+
+    /// Returns a claim if it is allocated to the device of this whole host.
+    ///
+    /// # Errors
+    ///
+    /// The claim cannot be read.
+    pub fn read_of_host<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<HostClaim>, ClaimError>> {
+        async move {
+            match self.get(namespace, name).await {
+                Ok(found) => Ok(host_claim(found, &self.node, namespace, name)),
+                Err(ClaimError::Deleted) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
+    }
+
+    async fn get(&self, namespace: &str, name: &str) -> Result<ApiObject<ClaimBody>, ClaimError> {
+        let api: Api<ApiObject<ClaimBody>> = Api::namespaced(self.client.clone(), namespace);
+        api.get(name).await.map_err(|error| {
+            let error = RequestError::from(error);
+            self.metrics.failed(Operation::Claim, &error);
+            match error.cause {
+                Cause::NotFound => ClaimError::Deleted,
+                _ => ClaimError::Request(error.to_string()),
+            }
+        })
+    }
+}
+
+/// Returns the claim in an object of the API server if it is allocated to the device of the whole host.
+fn host_claim(found: ApiObject<ClaimBody>, node: &str, namespace: &str, name: &str) -> Option<HostClaim> {
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    let id = ClaimId { namespace, name, uid: found.identity.uid.clone()? };
+    let (pool, status) = (devices::host_pool(node), found.fields.as_ref().ok()?.status.as_ref()?);
+    let results = &status.allocation.as_ref()?.devices.as_ref()?.results.items;
+    let is_host = |driver: &str, of: &str, device: &str| driver == DRIVER && of == pool && device == HOST;
+    let of_host = results.iter().find(|result| is_host(&result.driver, &result.pool, &result.device))?;
+    let share_id = of_host.share_id.clone();
+    let entry = status.devices.items.iter().find(|of| {
+        // The state of an earlier allocation has another share.
+        let is_share = of.share_id.as_ref().map(|id| &id.0) == share_id.as_ref();
+        is_share && is_host(&of.driver.0, &of.pool.0, &of.device.0)
+    });
+    let conditions = entry.and_then(|entry| entry.conditions.as_ref());
+    let is_true = |name: &str| {
+        let mut conditions = conditions.into_iter().flat_map(|conditions| &conditions.items);
+        conditions.any(|condition| condition.name.0 == name && condition.status.0 == "True")
+    };
+    let outcome = match (is_true(devices::PLACED), is_true(devices::NO_ROOM)) {
+        (_, true) => Some(false),
+        (true, false) => Some(true),
+        (false, false) => None,
+    };
+    let allocated = allocation(found, node, &id);
+    Some(HostClaim { id, share_id, outcome, allocated })
 }
 
 /// Returns the allocation in an object of the API server.
@@ -187,7 +258,7 @@ fn allocation(
         return Err(ClaimError::OtherUid { asked: claim.uid.clone(), found: uid });
     }
     let body = found.fields.map_err(ClaimError::Unreadable)?;
-    let ClaimStatus { allocation, reserved_for } = body.status.ok_or(ClaimError::NotAllocated)?;
+    let ClaimStatus { allocation, reserved_for, .. } = body.status.ok_or(ClaimError::NotAllocated)?;
     let devices = allocation.and_then(|allocation| allocation.devices).ok_or(ClaimError::NotAllocated)?;
     let pod = match reserved_for.items.as_slice() {
         [pod] => pod.uid.clone(),
@@ -200,6 +271,9 @@ fn allocation(
     let config = &devices.config.items;
     let parts = own.map(|result| part(result, node, config)).collect::<Result<Vec<_>, _>>()?;
     let Some(first) = parts.first() else { return Err(ClaimError::NoDevice) };
+    if parts.len() > 1 && parts.iter().any(|part| part.node.is_none()) {
+        return Err(ClaimError::BesideHost);
+    }
     if parts.iter().any(|part| (&part.terms, &part.class_terms) != (&first.terms, &first.class_terms)) {
         return Err(ClaimError::DifferentParameters);
     }
@@ -231,17 +305,22 @@ fn add_parameters(
 
 fn part(
     result: AllocationResult,
-    pool: &str,
+    host: &str,
     config: &[DeviceConfiguration],
 ) -> Result<ClaimPart, ClaimError> {
     let device = result.device;
+    let is_host = device == HOST;
+    let pool = if is_host { devices::host_pool(host) } else { host.to_owned() };
     if result.pool != pool {
-        return Err(ClaimError::OtherPool(device, result.pool, pool.to_owned()));
+        return Err(ClaimError::OtherPool(device, result.pool, pool));
     }
     if result.admin_access == Some(true) {
         return Err(ClaimError::AdminAccess(device));
     }
-    let Some(node) = devices::node_of_device(&device) else { return Err(ClaimError::UnknownDevice(device)) };
+    let node = devices::node_of_device(&device);
+    if node.is_none() && !is_host {
+        return Err(ClaimError::UnknownDevice(device));
+    }
     let Some(consumed) = result.consumed_capacity else { return Err(ClaimError::NoAmounts(device)) };
     let mut amounts = Amounts::new();
     for (name, text) in consumed {
@@ -313,7 +392,7 @@ mod tests {
         let [part] = &read.parts[..] else { panic!("{read:?}") };
         assert_eq!(
             (part.request.as_str(), part.node, part.share_id.as_deref()),
-            ("numa", NodeId(1), Some("s1"))
+            ("numa", Some(NodeId(1)), Some("s1"))
         );
         assert_eq!(
             (part.consumed["cpu"], part.consumed["memory"]),
@@ -324,6 +403,59 @@ mod tests {
             (answer.request_names, answer.cdi_device_ids),
             (vec!["numa".to_owned()], vec!["numaward.io/claim=u1".to_owned()])
         );
+    }
+
+    fn of_host(change: impl FnOnce(&mut Value)) -> Option<HostClaim> {
+        let mut result = result("host", &json!({"cpu": "6", "memory": "3Gi"}));
+        result["pool"] = json!("n1/host");
+        let gpu = json!({"driver": "gpu.example", "pool": "x", "device": "g", "conditions": [{"type": "Ready", "status": "True"}]});
+        let mut claim = json!({"metadata": {"name": "db", "namespace": "ns", "uid": "u1", "resourceVersion": "7"},
+            "status": {"allocation": {"devices": {"results": [result]}}, "devices": [gpu],
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "pod-1"}]}});
+        change(&mut claim);
+        host_claim(serde_json::from_str(&claim.to_string()).unwrap(), "n1", "ns", "db")
+    }
+
+    #[test]
+    fn host_claim_has_progress_of_its_allocation() {
+        let claim = of_host(|_| {}).unwrap();
+        let allocated = claim.allocated.unwrap();
+        assert_eq!((allocated.parts.len(), allocated.parts[0].node), (1, None));
+        assert_eq!(allocated.parts[0].prepared("n1", "x").pool_name, "n1/host");
+        assert_eq!((claim.id, claim.share_id.as_deref(), claim.outcome), (claim_id(), Some("s1"), None));
+        let with = |share: &str, conditions: Value| {
+            of_host(|claim| {
+                let state = json!({"driver": DRIVER, "pool": "n1/host", "device": "host", "shareID": share, "conditions": conditions});
+                claim["status"]["devices"].as_array_mut().unwrap().push(state);
+            })
+            .unwrap()
+        };
+        let condition = |name: &str, status: &str| json!({"type": name, "status": status});
+        let outcome = |share: &str, conditions: Value| with(share, conditions).outcome;
+        assert_eq!(outcome("s1", json!([condition(devices::PLACED, "True")])), Some(true));
+        assert_eq!(outcome("s1", json!([condition(devices::PLACED, "False")])), None);
+        assert_eq!(outcome("s1", json!([condition(devices::NO_ROOM, "True")])), Some(false));
+        assert_eq!(outcome("s1", Value::Null), None);
+        // The scheduler has allocated the claim again.
+        assert_eq!(outcome("s0", json!([condition(devices::PLACED, "True")])), None);
+    }
+
+    #[test]
+    fn other_claims_are_not_of_the_host() {
+        let result = |claim: &mut Value, key: &str, value: &str| {
+            claim["status"]["allocation"]["devices"]["results"][0][key] = json!(value);
+        };
+        assert!(of_host(|claim| result(claim, "pool", "n2/host")).is_none());
+        assert!(of_host(|claim| result(claim, "driver", "gpu.example")).is_none());
+        assert!(of_host(|claim| claim["status"]["allocation"] = Value::Null).is_none());
+        let beside = of_host(|claim| {
+            let results = claim["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap();
+            let mut node = results[0].clone();
+            (node["device"], node["pool"]) = (json!("node-0"), json!("n1"));
+            results.push(node);
+        });
+        let error = beside.unwrap().allocated.unwrap_err().to_string();
+        assert!(error.contains("beside the one of the whole host"), "{error}");
     }
 
     #[test]
@@ -398,7 +530,10 @@ mod tests {
     fn requests_of_a_claim_have_the_same_parameters() {
         let results = [result("node-0", &json!({"cpu": "2"})), result("node-1", &json!({"memory": "1Gi"}))];
         let parts = read(&results, |_| {}).unwrap().parts;
-        assert_eq!(parts.iter().map(|part| part.node).collect::<Vec<_>>(), [NodeId(0), NodeId(1)]);
+        assert_eq!(
+            parts.iter().map(|part| part.node).collect::<Vec<_>>(),
+            [0, 1].map(|node| Some(NodeId(node)))
+        );
         let with = |requests: &[&str]| {
             let mut other = result("node-1", &json!({"cpu": "1"}));
             other["request"] = json!("other");

@@ -261,7 +261,12 @@ fn reserved_claim(pod: &str, cpus: u64) -> ReservedClaim {
         namespace: "default".to_owned(),
         name: "db".to_owned(),
         pod: format!("uid-{pod}"),
-        parts: vec![ReservedPart { node: NodeId(1), consumed: consumed.into(), terms: Terms::default() }],
+        parts: vec![ReservedPart {
+            node: Some(NodeId(1)),
+            consumed: consumed.into(),
+            terms: Terms::default(),
+        }],
+        pending: false,
     }
 }
 
@@ -500,7 +505,11 @@ fn container_uses_all_nodes_of_its_claim() {
     let mut bench = ExecutionBench::new();
     let mut both = reserved_claim("a", 3);
     let consumed = [("cpu".into(), Quantity::whole(1)), ("memory".into(), Quantity::whole(512 << 20))];
-    both.parts.push(ReservedPart { node: NodeId(0), consumed: consumed.into(), terms: Terms::default() });
+    both.parts.push(ReservedPart {
+        node: Some(NodeId(0)),
+        consumed: consumed.into(),
+        terms: Terms::default(),
+    });
     claims::reserve(&mut bench.core, "c", both, None).unwrap();
     let ask = claiming("one", named("db"));
     drop(bench.create(&ask));

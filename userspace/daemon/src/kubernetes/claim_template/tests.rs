@@ -409,6 +409,7 @@ fn driver_gives_what_the_containers_request() {
             name: id.name,
             pod: "p".to_owned(),
             parts: parts.collect(),
+            pending: false,
         };
         reserved.insert(name, of_claim);
     }

@@ -9,11 +9,15 @@
 //! The claims of a pod get no more than the pod requests. If it is resized in place, its claims follow while its containers run: CPUs
 //! and memory beyond its requests are released, and given back when the pod requests them again and they are free.
 //!
+//! Claims of the whole host are reserved before their pods are bound, see [`host`].
+//!
 //! A restart of the daemon writes the specifications of all reserved claims again, and only then creates the socket that the kubelet looks
 //! for. The kubelet looks for it when it starts, too. If a socket is removed, both are created again.
 
 mod cdi;
 mod health;
+mod host;
+mod refused;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -44,7 +48,7 @@ use numaward_guarantee::{
 use numaward_kube::{
     api::{Pods, Report, StoredPod},
     dra::{
-        claim::{AllocationReader, ClaimError, ClaimPart},
+        claim::{AllocatedClaim, AllocationReader, ClaimError, ClaimPart},
         health::{HealthReporter, INTERVAL as HEALTH_INTERVAL},
         messages::{ClaimId, Device},
         plugin::{CLAIMS_SOCKET, ClaimHandler, Plugin, REGISTRATION_SOCKET},
@@ -60,7 +64,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::cdi::{CdiDirectory, CdiError};
-pub(super) use self::{health::HostReader, status::StatusReporter};
+pub(super) use self::{
+    health::HostReader, host::HostPlacer, refused::RefusedRequests, status::StatusReporter,
+};
 use super::kubelet;
 use crate::socket::{self, SocketError};
 
@@ -144,10 +150,13 @@ impl ClaimPreparer {
         }))
     }
 
-    /// Writes the specifications of all reserved claims.
+    /// Writes the specifications of all prepared claims.
     async fn restore(&self) -> Result<(), PrepareError> {
         let _guard = self.0.changes.lock().await;
         for (uid, claim) in &self.0.reconciler.reserved_claims().await? {
+            if claim.pending {
+                continue;
+            }
             self.0.write(uid, claim).await?;
         }
         Ok(())
@@ -157,21 +166,9 @@ impl ClaimPreparer {
 impl PreparerState {
     async fn prepare(&self, claim: &ClaimId) -> Result<Vec<Device>, PrepareError> {
         let allocated = self.reader.read(claim).await?;
-        let parts = allocated.parts.iter();
-        let reserved = ReservedClaim {
-            namespace: claim.namespace.clone(),
-            name: claim.name.clone(),
-            pod: allocated.pod.clone(),
-            parts: parts
-                .map(|part| ReservedPart {
-                    node: part.node,
-                    consumed: part.consumed.clone(),
-                    terms: part.terms.clone(),
-                })
-                .collect(),
-        };
+        let reserved = reservation(claim, &allocated, false);
         let known = self.reconciler.reserved_claims().await?;
-        let is_known = known.get(&claim.uid).is_some_and(|known| **known == reserved);
+        let is_known = known.get(&claim.uid).is_some_and(|known| known.is_same(&reserved));
         let may_have_more = self.kubernetes.borrow().beyond_quota_namespaces.contains(&claim.namespace);
         let requests = if is_known || may_have_more {
             None
@@ -185,8 +182,8 @@ impl PreparerState {
         let reserved = self.reconciler.reserve_claim(claim.uid.clone(), reserved, requests).await?;
         self.write(&claim.uid, &reserved).await?;
         fault::point("claim.written");
-        let (pool, cdi_name) = (&self.reader.node, cdi::device_id(&claim.uid));
-        Ok(allocated.parts.iter().map(|part| part.prepared(pool, &cdi_name)).collect())
+        let (node, cdi_name) = (&self.reader.node, cdi::device_id(&claim.uid));
+        Ok(allocated.parts.iter().map(|part| part.prepared(node, &cdi_name)).collect())
     }
 
     /// Waits for a pod by its UID in the API server: the kubelet may know it earlier.
@@ -262,6 +259,22 @@ impl PreparerState {
         let (cdi, uid) = (self.cdi.clone(), uid.to_owned());
         let name = format!("{}/{}", claim.namespace, claim.name);
         Ok(spawn_blocking(move || cdi.write(&uid, &name)).await??)
+    }
+}
+
+/// Returns the reservation for an allocated claim.
+fn reservation(claim: &ClaimId, allocated: &AllocatedClaim, pending: bool) -> ReservedClaim {
+    let parts = allocated.parts.iter().map(|part| ReservedPart {
+        node: part.node,
+        consumed: part.consumed.clone(),
+        terms: part.terms.clone(),
+    });
+    ReservedClaim {
+        namespace: claim.namespace.clone(),
+        name: claim.name.clone(),
+        pod: allocated.pod.clone(),
+        parts: parts.collect(),
+        pending,
     }
 }
 

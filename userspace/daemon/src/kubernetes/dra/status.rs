@@ -11,14 +11,17 @@ use std::{
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
-use numaward_engine::claims::devices::{self, CPU};
+use numaward_engine::{
+    Ledger, OwnerId,
+    claims::devices::{self, CPU, HOST},
+};
 use numaward_guarantee::{claim, claim::ReservedClaim, reconciler::ReconcilerHandle};
 use numaward_kube::dra::{
     messages::ClaimId,
-    status::{DeviceCondition, DeviceStatus, StatusError, StatusWriter},
+    status::{AllocatedDevice, DeviceCondition, DeviceStatus, StatusError, StatusWriter},
 };
 use numaward_model::Guarantees;
-use numaward_topology::{Bytes, CpuSet, Machine, NodeId};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet};
 use serde_json::{Value, json};
 use tokio::{
     task::spawn_blocking,
@@ -50,6 +53,8 @@ pub(in crate::kubernetes) type WorkloadReader = Arc<dyn Fn() -> api::Workloads +
 /// Reporter of the status of claims.
 pub(in crate::kubernetes) struct StatusReporter {
     pub(in crate::kubernetes) writer: StatusWriter,
+    /// Name of this Kubernetes node, and of the pool of its NUMA nodes.
+    pub(in crate::kubernetes) node: String,
     pub(in crate::kubernetes) reconciler: ReconcilerHandle,
     pub(in crate::kubernetes) host: HostReader,
     pub(in crate::kubernetes) workloads: WorkloadReader,
@@ -71,11 +76,12 @@ struct ClaimReport {
 #[derive(Clone, Debug, PartialEq)]
 struct PartReport {
     device: String,
-    node: NodeId,
+    /// The nodes of the CPUs and of the memory.
+    nodes: NodeSet,
     cpus: CpuSet,
     /// Guaranteed memory.
     memory: u64,
-    /// User memory on the node; `None` if it was not read yet, or if no container uses the claim.
+    /// User memory on the nodes; `None` if it was not read yet, or if no container uses the claim.
     resident: Option<u64>,
 }
 
@@ -123,7 +129,8 @@ impl StatusReporter {
         let allocations = self.reconciler.allocations();
         let host = HostView::new(&guarantees, &machine, &workloads, &allocations);
         let (now, mut writes) = (Instant::now(), 0);
-        for (uid, claim) in &claims {
+        // A pending claim has no pod on this host yet.
+        for (uid, claim) in claims.iter().filter(|(_, claim)| !claim.pending) {
             let report = host.report(uid, claim);
             if !is_due(written.get(uid), &report, now) {
                 continue;
@@ -134,10 +141,26 @@ impl StatusReporter {
             writes += 1;
             let id =
                 ClaimId { namespace: claim.namespace.clone(), uid: uid.clone(), name: claim.name.clone() };
-            self.writer.write(&id, &report.devices()).await?;
+            match self.write(&id, &report).await {
+                // The claim has ended, and the kubelet will have it unprepared.
+                Ok(()) | Err(StatusError::NotAllocated) => {}
+                Err(error) => return Err(error),
+            }
             written.insert(uid.clone(), Written { report, at: now });
         }
         Ok(())
+    }
+}
+
+impl StatusReporter {
+    async fn write(&self, claim: &ClaimId, report: &ClaimReport) -> Result<(), StatusError> {
+        let host_pool = devices::host_pool(&self.node);
+        let devices = report.devices();
+        let status_of = |AllocatedDevice { pool, device, .. }: AllocatedDevice<'_>| {
+            let is_own = pool == if device == HOST { &host_pool } else { &self.node };
+            devices.get(device).filter(|_| is_own).cloned()
+        };
+        self.writer.write(claim, &status_of).await
     }
 }
 
@@ -180,10 +203,10 @@ impl ClaimReport {
 
     /// Returns the status of each device, by name.
     fn devices(&self) -> BTreeMap<String, DeviceStatus> {
-        let condition = |name, is_true, reason, message: &str| DeviceCondition {
+        let condition = |name, is_true, reason: &str, message: &str| DeviceCondition {
             name,
             is_true,
-            reason,
+            reason: reason.to_owned(),
             message: message.to_owned(),
         };
         let kept = match &self.problem {
@@ -192,8 +215,7 @@ impl ClaimReport {
         };
         let conditions = vec![condition(READY_CONDITION, true, "Prepared", ""), kept];
         let device = |part: &PartReport| {
-            let mut data =
-                json!({ "node": part.node.0, "cpus": part.cpus.to_string(), "memoryBytes": part.memory });
+            let mut data = json!({ "nodes": part.nodes.to_string(), "cpus": part.cpus.to_string(), "memoryBytes": part.memory });
             let mut add = |name: &str, figure: Option<Value>| {
                 if let Some(figure) = figure {
                     data[name] = figure;
@@ -202,7 +224,7 @@ impl ClaimReport {
             add("residentBytes", part.resident.map(Into::into));
             add("missRatio", self.miss_ratio.map(rounded));
             add("remoteRatio", self.remote_ratio.map(rounded));
-            (part.device.clone(), DeviceStatus { conditions: conditions.clone(), data })
+            (part.device.clone(), DeviceStatus { conditions: conditions.clone(), data: Some(data) })
         };
         self.parts.iter().map(device).collect()
     }
@@ -244,11 +266,9 @@ impl<'a> HostView<'a> {
         let cgroups: BTreeSet<&CgroupPath> = users.map(|guarantee| &guarantee.cgroup).collect();
         let workloads: Vec<_> =
             cgroups.iter().filter_map(|path| self.workloads.get(path.as_str()).copied()).collect();
-        let held = self.guarantees.ledger.owner(&owner).into_iter();
-        let held = held.flat_map(|account| account.containers.values());
-        let cpus: CpuSet = held.filter_map(|held| held.cpus.as_ref()).flat_map(CpuSet::iter).collect();
-        let nodes: BTreeSet<NodeId> = claim.parts.iter().map(|part| part.node).collect();
-        let parts = nodes.into_iter().map(|node| self.part(claim, node, &cpus, &workloads)).collect();
+        let held = Held::new(&self.guarantees.ledger, self.machine, &owner);
+        let nodes: BTreeSet<Option<NodeId>> = claim.parts.iter().map(|part| part.node).collect();
+        let parts = nodes.into_iter().map(|node| self.part(claim, node, &held, &workloads)).collect();
         let problems = cgroups.iter().filter_map(|path| self.problem(path.as_str()));
         let sum = |figure: &dyn Fn(&api::Workload) -> Option<[u64; 2]>| {
             let figures = workloads.iter().filter_map(|workload| figure(workload));
@@ -262,29 +282,38 @@ impl<'a> HostView<'a> {
         }
     }
 
+    /// Returns the state of the device of a node, or of that of the whole host.
     fn part(
         &self,
         claim: &ReservedClaim,
-        node: NodeId,
-        cpus: &CpuSet,
+        node: Option<NodeId>,
+        held: &Held,
         workloads: &[&api::Workload],
     ) -> PartReport {
-        let data = self.machine.nodes.get(&node);
         let of_node = claim.parts.iter().filter(|part| part.node == node);
         let consumed = |name: &str| {
             let amounts = of_node.clone().filter_map(|part| part.consumed.get(name)?.units());
             amounts.fold(0_u64, u64::saturating_add)
         };
-        let has_cpus = data.is_some_and(|data| !data.cpus.is_empty()) || consumed(CPU) > 0;
-        let figures = workloads.iter().flat_map(|workload| &workload.nodes).filter(|of| of.node == node.0);
+        let (device, nodes, cpus) = match node {
+            Some(node) => {
+                let data = self.machine.nodes.get(&node);
+                let has_cpus = data.is_some_and(|data| !data.cpus.is_empty()) || consumed(CPU) > 0;
+                let cpus = data.map(|data| &data.cpus & &held.cpus).unwrap_or_default();
+                (devices::device_name(node, has_cpus), NodeSet::single(node), cpus)
+            }
+            None => (HOST.to_owned(), held.nodes.clone(), held.cpus.clone()),
+        };
+        let figures = workloads.iter().flat_map(|workload| &workload.nodes);
+        let figures = figures.filter(|of| nodes.contains(NodeId(of.node)));
         let resident =
             figures.filter_map(|of| of.resident).map(|of| of.anon_bytes.saturating_add(of.file_bytes));
         PartReport {
-            device: devices::device_name(node, has_cpus),
-            node,
-            cpus: data.map(|data| &data.cpus & cpus).unwrap_or_default(),
+            device,
+            cpus,
             memory: consumed("memory"),
             resident: resident.reduce(u64::saturating_add),
+            nodes,
         }
     }
 
@@ -316,6 +345,24 @@ impl<'a> HostView<'a> {
             drift.wanted
         );
         Some(("KnobChanged", message))
+    }
+}
+
+/// CPUs and nodes of a claim in the ledger.
+struct Held {
+    cpus: CpuSet,
+    nodes: NodeSet,
+}
+
+impl Held {
+    fn new(ledger: &Ledger, machine: &Machine, owner: &OwnerId) -> Self {
+        let held = ledger.owner(owner).into_iter().flat_map(|account| account.containers.values());
+        let cpus: CpuSet =
+            held.clone().filter_map(|held| held.cpus.as_ref()).flat_map(CpuSet::iter).collect();
+        let of_memory = held.flat_map(|held| &held.blocks).flat_map(|block| block.affinity.iter());
+        let of_cpus = machine.nodes.iter().filter(|(_, data)| data.cpus.iter().any(|cpu| cpus.contains(cpu)));
+        let nodes = of_memory.chain(of_cpus.map(|(node, _)| *node)).collect();
+        Self { cpus, nodes }
     }
 }
 
@@ -358,7 +405,7 @@ mod tests {
     fn report(problem: Option<&'static str>, resident: u64, miss_ratio: f64) -> ClaimReport {
         let part = PartReport {
             device: "node-1".to_owned(),
-            node: NodeId(1),
+            nodes: NodeSet::single(NodeId(1)),
             cpus: "4-5".parse().unwrap(),
             memory: 1 << 30,
             resident: Some(resident),
@@ -429,8 +476,8 @@ mod tests {
         let expected =
             [("Ready", true, "Prepared", ""), ("numaward.io/kept", false, "CpusShared", "4096 bytes")];
         assert_eq!(conditions, expected);
-        let data = json!({ "node": 1, "cpus": "4-5", "memoryBytes": 1 << 30, "residentBytes": 4096,
+        let data = json!({ "nodes": "1", "cpus": "4-5", "memoryBytes": 1 << 30, "residentBytes": 4096,
             "missRatio": 0.3333, "remoteRatio": 0.25 });
-        assert_eq!(status.data, data);
+        assert_eq!(status.data, Some(data));
     }
 }

@@ -1,5 +1,7 @@
 //! A kubelet and an API server that are simulated, and the daemon's reconciler and ledger.
 
+mod host;
+
 use std::{collections::BTreeMap, os::unix::net::UnixListener, sync::Mutex as Lock, thread::JoinHandle};
 
 use numaward_control::testing::{self as fixture, TestHost};
@@ -25,15 +27,18 @@ const REGISTRATION: &str = "var/lib/kubelet/plugins_registry/numaward.io-reg.soc
 /// A host of two nodes with four CPUs each, one of which is reserved, on which the daemon can be started several times.
 struct DraBench {
     dir: TempDir,
-    server: FakeApiServer,
+    server: Arc<FakeApiServer>,
     host: Arc<TestHost>,
     config: Config,
+    /// At each publication of the devices: the shared pool, and the conditions of all claims.
+    publications: Arc<Lock<Vec<(String, Vec<String>)>>>,
 }
 
 /// A running daemon.
 struct RunningDaemon {
     reconciler: ReconcilerHandle,
     preparer: ClaimPreparer,
+    refused: RefusedRequests,
     reports: Arc<Lock<Vec<Result<(), String>>>>,
     thread: JoinHandle<()>,
     stop: CancellationToken,
@@ -68,7 +73,7 @@ impl DraBench {
         fs::write(dir.path().join("kubeconfig"), "").unwrap();
         let server = FakeApiServer::start().await.unwrap();
         fs::write(dir.path().join("kubeconfig"), server.kubeconfig()).unwrap();
-        Self { dir, server, host, config }
+        Self { dir, server: Arc::new(server), host, config, publications: Arc::default() }
     }
 
     /// Starts the reconciler and the plugin.
@@ -89,14 +94,17 @@ impl DraBench {
         let host = self.host.clone();
         let host: HostReader =
             Arc::new(move || (Arc::new(host.assigned.lock().unwrap().clone()), host.machine()));
+        let (client, nominated) = (reader.client.clone(), pods.other());
         let preparer =
             ClaimPreparer::new((&self.config, kubernetes), reader, pods, (reconciler.clone(), host));
+        let refused = RefusedRequests::default();
+        self.place(preparer.clone(), (client, nominated), refused.clone(), &stop);
         let reports = Arc::new(Lock::new(Vec::new()));
         let reported = reports.clone();
         let report: Report = Arc::new(move |result| reported.lock().unwrap().push(result));
         let sockets = PluginSockets::new(&self.config);
         let serving = tokio::spawn(serve(preparer.clone(), sockets, report, stop.clone()));
-        RunningDaemon { reconciler, preparer, reports, thread, stop, serving }
+        RunningDaemon { reconciler, preparer, refused, reports, thread, stop, serving }
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -560,11 +568,11 @@ async fn claim_shows_what_it_has() {
     let host = bench.host.clone();
     let writer = StatusWriter {
         client: api::connect(Some(&bench.path("kubeconfig"))).await.unwrap(),
-        node: "n1".to_owned(),
         metrics: ApiMetrics::default(),
     };
     let reporter = StatusReporter {
         writer,
+        node: "n1".to_owned(),
         reconciler: daemon.reconciler.clone(),
         host: Arc::new(move || (Arc::new(host.assigned.lock().unwrap().clone()), host.machine())),
         workloads: Arc::new(|| numaward_api::Workloads { workloads: Vec::new() }),
@@ -578,7 +586,7 @@ async fn claim_shows_what_it_has() {
     let conditions = device["conditions"].as_array().unwrap().iter();
     let conditions: Vec<_> = conditions.map(|of| (&of["type"], &of["status"])).collect();
     assert_eq!(conditions, [(&json!("Ready"), &json!("True")), (&json!("numaward.io/kept"), &json!("True"))]);
-    assert_eq!(device["data"], json!({ "node": 1, "cpus": "4-6", "memoryBytes": 1 << 30 }));
+    assert_eq!(device["data"], json!({ "nodes": "1", "cpus": "4-6", "memoryBytes": 1 << 30 }));
     let requests = bench.server.requests().len();
     reporter.report(&mut written).await.unwrap();
     assert_eq!(bench.server.requests().len(), requests, "nothing has changed");

@@ -300,6 +300,7 @@ mod tests {
             pod_cpus: CpuSet::new(),
             memory: BTreeMap::new(),
             charged: BTreeMap::new(),
+            charged_to_host: BTreeMap::new(),
         });
         let reporter = PodReporter::new(source, None, latest, CallMetrics::default());
         assert_eq!(reporter.pods(), Kubelet.pods());

@@ -65,6 +65,8 @@ pub struct AssignedResources {
     pub memory: BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>>,
     /// Amounts that prepared resource claims consume.
     pub charged: BTreeMap<NodeId, Amounts>,
+    /// Amounts that resource claims of the whole host consume.
+    pub charged_to_host: Amounts,
 }
 
 impl AssignedResources {
@@ -103,7 +105,15 @@ impl AssignedResources {
                 }
             }
         }
-        Self { held, free_cpus, pod_cpus, memory, charged: claimable::charged(ledger, machine) }
+        let charged_to_host = claimable::charged_to_host(ledger);
+        Self {
+            held,
+            free_cpus,
+            pod_cpus,
+            memory,
+            charged: claimable::charged(ledger, machine),
+            charged_to_host,
+        }
     }
 
     /// Subtracts the memory that admissions withhold from the free memory: the scheduler would send pods that are refused otherwise.
@@ -194,6 +204,7 @@ mod tests {
             pod_cpus: CpuSet::new(),
             memory: memory.clone(),
             charged: BTreeMap::new(),
+            charged_to_host: Amounts::new(),
         };
         assert_eq!(assigned.clone().without_withheld(&HostConditions::default()).memory, memory);
         let nodes = [(NodeId(0), Bytes(50)), (NodeId(1), Bytes(70))].into();

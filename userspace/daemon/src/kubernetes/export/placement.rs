@@ -123,7 +123,14 @@ mod tests {
         let metadata = |pods: &[Arc<StoredPod>], held: Vec<HeldResources>, devices: &Devices| {
             let (free_cpus, pod_cpus, memory) = (CpuSet::new(), CpuSet::new(), BTreeMap::new());
             let charged = BTreeMap::new();
-            let assigned = AssignedResources { held, free_cpus, pod_cpus, memory, charged };
+            let assigned = AssignedResources {
+                held,
+                free_cpus,
+                pod_cpus,
+                memory,
+                charged,
+                charged_to_host: BTreeMap::new(),
+            };
             placement(pods, &assigned, devices, &machine).map(|placement| {
                 let nodes = placement.vectors.keys().map(|node| node.0).collect::<Vec<_>>();
                 (placement.metadata, nodes)

@@ -2,10 +2,11 @@
 
 use numaward_config::{Interval, kubernetes::RefusedPolicy};
 use numaward_engine as engine;
+use numaward_guarantee::claim::{PlacedClaim, ReservedClaim, ReservedPart};
 use numaward_topology::Bytes;
 
 use super::*;
-use crate::core::pods::room;
+use crate::core::{claims, pods::room};
 
 /// Returns a bench in which `a` and `b` fill node 0, and `c` node 1; each has 1.3 GiB left.
 fn bench(refused: RefusedPolicy) -> RebalanceBench {
@@ -229,4 +230,66 @@ fn pods_wait_for_rebalance_in_progress() {
     // Planned after the end: no moves make room for it.
     assert!(!room::has_next(&bench.reconciler.core));
     assert!(bench.reconciler.rebalancing.failed_attempts.contains_key("other"));
+}
+
+/// Returns a claim of the whole host with the same amounts as the pod.
+fn host_claim() -> ReservedClaim {
+    let consumed =
+        [("cpu".into(), engine::Quantity::whole(1)), ("memory".into(), engine::Quantity::whole(2 << 30))];
+    ReservedClaim {
+        namespace: "n".to_owned(),
+        name: "claim".to_owned(),
+        pod: "uid".to_owned(),
+        parts: vec![ReservedPart { node: None, consumed: consumed.into(), terms: engine::Terms::default() }],
+        pending: true,
+    }
+}
+
+impl RebalanceBench {
+    fn place(&mut self, uid: &str) -> Result<PlacedClaim, AdmissionError> {
+        let placed = self.reconciler.place_claim(uid.to_owned(), host_claim(), None);
+        self.reconciler.process_effects();
+        placed
+    }
+}
+
+#[test]
+fn claim_of_the_host_gets_room() {
+    let mut bench = bench(RefusedPolicy::MakeRoom);
+    assert_eq!(bench.place("u").unwrap(), PlacedClaim::MakesRoom);
+    assert_eq!(bench.place("u").unwrap(), PlacedClaim::MakesRoom);
+    // Another one waits for the moves in progress.
+    assert_eq!(bench.place("v").unwrap(), PlacedClaim::MakesRoom);
+    let over = bench.until_over();
+    assert_eq!((over.state, over.request.as_deref()), (RebalanceState::Done, Some("resource claim n/claim")));
+    assert!(over.automatic);
+    assert!(bench.nodes().contains(&("a".to_owned(), "1".to_owned())), "{:?}", bench.nodes());
+    // The room is reserved before the next request.
+    bench.admit("new", "2Gi").unwrap_err();
+    assert_eq!(bench.place("u").unwrap(), PlacedClaim::Reserved);
+    assert!(matches!(bench.place("v"), Err(AdmissionError::Rejected(..))), "nothing else can be moved");
+    let core = &bench.reconciler.core;
+    assert!(core.store.state.claims.get("u").unwrap().pending);
+    assert_eq!(core.store.state.claims.len(), 1);
+    assert!(core.waiting_claims.is_empty());
+}
+
+#[test]
+fn released_claim_ends_its_moves() {
+    let mut bench = bench(RefusedPolicy::MakeRoom);
+    let before = bench.nodes();
+    assert_eq!(bench.place("u").unwrap(), PlacedClaim::MakesRoom);
+    bench.until(|status| status.moves.iter().any(|of| of.state == Some(MoveState::Moving)));
+    claims::release(&mut bench.reconciler.core, "u").unwrap();
+    assert_eq!(bench.until_over().state, RebalanceState::Cancelled);
+    assert_eq!(bench.nodes(), before);
+    assert!(bench.reconciler.core.store.state.claims.get("u").is_none());
+}
+
+#[test]
+fn claim_moves_nothing_unless_pods_may() {
+    let mut bench = bench(RefusedPolicy::Wait);
+    assert!(matches!(bench.place("u"), Err(AdmissionError::Rejected(..))));
+    assert!(bench.reconciler.rebalancing.run.is_none());
+    assert!(bench.reconciler.core.waiting_claims.is_empty());
 }

@@ -231,10 +231,11 @@ async fn prepared_claims_are_used() {
             name: format!("claim-{pod}"),
             pod: pod.to_owned(),
             parts: vec![ReservedPart {
-                node: NodeId(2),
+                node: Some(NodeId(2)),
                 consumed: consumed.into(),
                 terms: numaward_engine::Terms::default(),
             }],
+            pending: false,
         };
         daemon.reconciler.reserve_claim(format!("of-{pod}"), claim, None).await.unwrap();
     }
