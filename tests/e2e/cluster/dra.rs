@@ -4,15 +4,16 @@
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, ContainerPlace, MACHINE, NODES, ROLLOUT, SHARED, burstable, component_overlay, condition,
-    container, guaranteed, node, pod,
+    Cluster, ContainerPlace, MACHINE, NODES, RESTRICTED, ROLLOUT, SHARED, burstable, component_overlay,
+    condition, container, guaranteed, leave_one_cpu_on_each_node, node, pod,
 };
 use crate::containerd::{nodes, try_numbers};
 
 /// Name of numaward's driver.
 pub(super) const DRIVER: &str = "numaward.io";
-/// Name of the class of the test.
+/// Names of the classes of the test.
 pub(super) const CLASS: &str = "numa-node";
+const HOST_CLASS: &str = "numa-host";
 /// Label by which the `DaemonSet` is kept off the node.
 const AWAY: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":"true"}}}}}"#;
 const BACK: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"away":null}}}}}"#;
@@ -30,14 +31,23 @@ fn claims_get_nodes_that_the_scheduler_chose() {
     claims_outlive_restarts(&cluster);
     missing_plugin_is_waited_for(&cluster);
     written_manifests_are_placed(&cluster);
+    host_makes_room_before_the_bind(&cluster);
+    host_without_room_is_reported(&cluster);
     cluster.step("done");
 }
 
-/// Returns the devices of numaward's slice.
+/// Returns the devices of numaward's slice with the nodes.
 pub(super) fn devices(cluster: &Cluster) -> Result<Vec<Value>, String> {
+    pool_devices(cluster, node::NAME)
+}
+
+/// Returns the devices of numaward's slice of a pool.
+fn pool_devices(cluster: &Cluster, pool: &str) -> Result<Vec<Value>, String> {
     let slices = cluster.kubectl.json(&["get", "resourceslices"])?;
     let mut slices = slices["items"].as_array().into_iter().flatten();
-    let slice = slices.find(|slice| slice["spec"]["driver"] == DRIVER);
+    let is_of_pool =
+        |slice: &&Value| slice["spec"]["driver"] == DRIVER && slice["spec"]["pool"]["name"] == pool;
+    let slice = slices.find(is_of_pool);
     let devices = slice.and_then(|slice| slice["spec"]["devices"].as_array().cloned());
     devices.ok_or_else(|| "there is no slice".to_owned())
 }
@@ -55,13 +65,16 @@ pub(super) fn install(cluster: &Cluster) {
     ]);
     cluster.wait_for("numaward runs", || cluster.daemon());
     cluster.kubectl.must(&ROLLOUT);
-    let expression = format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].kind == 'node'");
-    cluster.kubectl.apply(&json!({
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": { "name": CLASS },
-        "spec": { "selectors": [{ "cel": { "expression": expression } }] },
-    }));
+    for (name, kind) in [(CLASS, "node"), (HOST_CLASS, "host")] {
+        let expression =
+            format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].kind == '{kind}'");
+        cluster.kubectl.apply(&json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": { "name": name },
+            "spec": { "selectors": [{ "cel": { "expression": expression } }] },
+        }));
+    }
     cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
     let found = cluster.wait_for("both nodes are devices", || match devices(cluster)? {
         devices if devices.len() == NODES.len() => Ok(devices),
@@ -85,19 +98,24 @@ fn create_with(cluster: &Cluster, name: &str, cpus: u32, config: &Value) {
 
 /// Creates a pod with a claim for these CPUs and 64 MiB of each of several nodes.
 fn create_on(cluster: &Cluster, name: &str, nodes: u32, cpus: u32, config: &Value) {
-    let amounts = json!({ "cpu": cpus.to_string(), "memory": "64Mi" });
-    create_for(cluster, name, nodes, &amounts, config);
+    create_of(cluster, name, (CLASS, nodes), cpus, config);
 }
 
-/// Creates a pod with a claim for these amounts of each of several nodes.
-fn create_for(cluster: &Cluster, name: &str, nodes: u32, amounts: &Value, config: &Value) {
+/// Creates a pod with a claim for these CPUs and 64 MiB of each of several devices of a class.
+fn create_of(cluster: &Cluster, name: &str, (class, count): (&str, u32), cpus: u32, config: &Value) {
+    let amounts = json!({ "cpu": cpus.to_string(), "memory": "64Mi" });
+    create_for(cluster, name, (class, count), &amounts, config);
+}
+
+/// Creates a pod with a claim for these amounts of each of several devices of a class.
+fn create_for(cluster: &Cluster, name: &str, (class, count): (&str, u32), amounts: &Value, config: &Value) {
     cluster.kubectl.apply(&json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": { "name": name },
         "spec": { "devices": { "config": config, "requests": [{
             "name": "node",
-            "exactly": { "deviceClassName": CLASS, "count": nodes, "capacity": { "requests": amounts } },
+            "exactly": { "deviceClassName": class, "count": count, "capacity": { "requests": amounts } },
         }] } },
     }));
     let mut claiming = pod(name, &[container("main", &json!({ "claims": [{ "name": "numa" }] }))]);
@@ -169,7 +187,7 @@ fn claim_is_on_both_nodes(cluster: &Cluster) {
 
 /// A claim without CPUs gives a container memory of its node, and leaves it on the shared CPUs.
 fn claim_is_for_memory_only(cluster: &Cluster) {
-    create_for(cluster, "memory", 1, &json!({ "memory": "64Mi" }), &json!([]));
+    create_for(cluster, "memory", (CLASS, 1), &json!({ "memory": "64Mi" }), &json!([]));
     cluster.wait_until_ready("memory");
     let node = allocated_node(cluster, "memory");
     cluster.wait_for("a pod has memory of a node, and no CPUs of its own", || {
@@ -340,4 +358,86 @@ fn written_manifests_are_placed(cluster: &Cluster) {
     assert!(attached.cpus.is_disjoint(&written.cpus), "{attached:?} {written:?}");
     cluster.delete(&["written", "attached"]);
     cluster.step("written manifests are placed");
+}
+
+/// Returns the types of the conditions of a claim's devices that are true.
+fn claim_conditions(cluster: &Cluster, name: &str) -> Result<Vec<String>, String> {
+    let claim = cluster.kubectl.json(&["get", "resourceclaim", name])?;
+    let states = claim["status"]["devices"].as_array().into_iter().flatten();
+    let conditions = states.flat_map(|state| state["conditions"].as_array().into_iter().flatten());
+    let is_true = conditions.filter(|condition| condition["status"] == "True");
+    Ok(is_true.filter_map(|condition| condition["type"].as_str().map(str::to_owned)).collect())
+}
+
+/// A pod with a claim of the whole host fits on no node. A running pod is moved, and then the pod is bound.
+fn host_makes_room_before_the_bind(cluster: &Cluster) {
+    let settings =
+        ["NUMAWARD_KUBERNETES_DRA_HOST_DEVICE=on", "NUMAWARD_KUBERNETES_REFUSED=make-room", RESTRICTED];
+    let set = ["set", "env", "daemonset/numaward", "--namespace=numaward"];
+    cluster.kubectl.must(&[&set[..], &settings].concat());
+    cluster.kubectl.must(&ROLLOUT);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    let before = leave_one_cpu_on_each_node(cluster);
+    cluster.wait_for("the host is a device with the free CPUs of both nodes", || {
+        let devices = pool_devices(cluster, &format!("{}/host", node::NAME))?;
+        let is_published = devices.len() == 1 && devices[0]["capacity"]["cpu"]["value"] == "2";
+        if is_published { Ok(()) } else { Err(format!("{devices:#?}")) }
+    });
+    let first_process = || cluster.in_cgroup("one", "main", "head -n 1 cgroup.procs").unwrap();
+    let process = first_process();
+    create_of(cluster, "room", (HOST_CLASS, 1), 2, &json!([]));
+    cluster.wait_until_ready("room");
+    let after = cluster.wait_until_placed(&[("one", "main", 1), ("pair", "main", 2), ("room", "main", 2)]);
+    assert_eq!(after["pair/main"], before["pair/main"]);
+    assert_eq!(after["room/main"].nodes, before["one/main"].nodes, "{before:?}: {after:?}");
+    assert_eq!(after["one/main"].nodes, before["pair/main"].nodes, "{before:?}: {after:?}");
+    assert_eq!(first_process(), process, "the container that moved goes on");
+    let conditions = claim_conditions(cluster, "room").unwrap();
+    assert!(conditions.iter().any(|name| name == "numaward.io/placed"), "{conditions:?}");
+    cluster.wait_for("the moved pod has an event", || {
+        cluster.events("one", "NumaMoved")?.into_iter().next().ok_or_else(|| "no event".to_owned())
+    });
+    cluster.step("the host made room before a pod was bound");
+}
+
+/// A pod with a claim of the whole host waits while its request fits in sum only, and no move makes room. It starts when there is room.
+fn host_without_room_is_reported(cluster: &Cluster) {
+    cluster.delete(&["room"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "room", "--timeout=30m"]);
+    // A claim of a node is not moved. Only node 0 has a free CPU.
+    create(cluster, "fixed", 1);
+    wait_until_on_node(cluster, "fixed", 1);
+    cluster.delete(&["one"]);
+    cluster.wait_for("the host has a free CPU on each node", || {
+        let devices = pool_devices(cluster, &format!("{}/host", node::NAME))?;
+        let is_published = devices.len() == 1 && devices[0]["capacity"]["cpu"]["value"] == "2";
+        if is_published { Ok(()) } else { Err(format!("{devices:#?}")) }
+    });
+    create_of(cluster, "large", (HOST_CLASS, 1), 2, &json!([]));
+    let message = cluster.wait_for("the scheduler reports the refusal of the host", || {
+        let events = cluster.events("large", "FailedScheduling")?;
+        let of_host =
+            events.iter().find(|message| message.contains("cpu requested 2, free 1 on node 0, 1 on node 1"));
+        of_host.cloned().ok_or_else(|| format!("{events:?}"))
+    });
+    cluster.step(&format!("the host reported: {message}"));
+    let waiting = cluster.pod("large").unwrap();
+    assert_eq!(
+        (&waiting["status"]["phase"], &waiting["spec"]["nodeName"]),
+        (&json!("Pending"), &Value::Null)
+    );
+    cluster.wait_for("less of the host is published", || {
+        let devices = pool_devices(cluster, &format!("{}/host", node::NAME))?;
+        let is_lower = devices[0]["capacity"]["cpu"]["value"] == "1";
+        if is_lower { Ok(()) } else { Err(format!("{devices:#?}")) }
+    });
+    let (_, url) = cluster.daemon().unwrap();
+    let held = cluster.ask(&url, "allocations").unwrap();
+    assert_eq!(held["claims"].as_array().map(Vec::len), Some(1), "nothing is reserved for it: {held:#}");
+    cluster.delete(&["fixed"]);
+    cluster.kubectl.must(&["delete", "resourceclaim", "fixed", "--timeout=30m"]);
+    cluster.wait_until_ready("large");
+    cluster.wait_until_placed(&[("large", "main", 2), ("pair", "main", 2)]);
+    cluster.delete(&["large", "pair"]);
+    cluster.step("a claim of the host waited for room");
 }

@@ -298,7 +298,7 @@ impl ReconcilerLoop {
                 let _ = answer.send(reserved);
             }
             Command::PlaceClaim { uid, claim, requests, answer } => {
-                let placed = self.place_claim(uid, *claim, requests);
+                let placed = self.place_claim(&uid, *claim, requests);
                 self.process_effects();
                 // The same request has the same result.
                 let _ = answer.send(placed);
@@ -378,32 +378,31 @@ impl ReconcilerLoop {
     /// Reserves a claim of the whole host, or begins to make room for it.
     fn place_claim(
         &mut self,
-        uid: String,
+        uid: &str,
         claim: ReservedClaim,
         limit: Option<Amounts>,
     ) -> Result<PlacedClaim, AdmissionError> {
-        let refused = match claims::reserve(&mut self.core, &uid, claim.clone(), limit.as_ref()) {
-            Ok(_) => return Ok(PlacedClaim::Reserved),
-            Err(refused) => refused,
+        let Err(refused) = claims::reserve(&mut self.core, uid, claim.clone(), limit.as_ref()) else {
+            return Ok(PlacedClaim::Reserved);
         };
         let is_for_room = match &refused {
             AdmissionError::Rejected(rejection, _) => is_for_room(&rejection.reason),
             _ => false,
         };
-        let Some((request, terms)) = claims::host_request(&uid, &claim).filter(|_| is_for_room) else {
+        let Some((request, terms)) = claims::host_request(uid, &claim).filter(|_| is_for_room) else {
             return Err(refused);
         };
         let room =
-            RoomRequest::Claim(Box::new(WaitingClaim { uid: uid.clone(), claim, limit, request, terms }));
+            RoomRequest::Claim(Box::new(WaitingClaim { uid: uid.to_owned(), claim, limit, request, terms }));
         if rebalance::automatic_limits(&self.core, &room).is_some() {
-            self.core.waiting_claims.insert(uid.clone());
+            self.core.waiting_claims.insert(uid.to_owned());
             self.rebalancing.start_automatic(&mut self.core, &room, None);
             self.publish_placed_pods();
             // If these moves are for another request, they are planned for this claim afterwards.
             if self.rebalancing.is_running() {
                 return Ok(PlacedClaim::MakesRoom);
             }
-            self.core.waiting_claims.remove(&uid);
+            self.core.waiting_claims.remove(uid);
         }
         Err(refused)
     }

@@ -318,50 +318,75 @@ impl Cluster {
             };
             let latest = watch::Sender::new(None);
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
-            let published = (publication.clone(), refused.clone());
-            let updating =
-                update_slices(self.config.clone(), self.observer.clone(), source, published, latest);
+            let of_host = (publication.clone(), refused.clone());
+            let updating = update_slices(self.config.clone(), self.observer.clone(), source, of_host, latest);
             tokio::spawn(stop.clone().run_until_cancelled_owned(updating).boxed());
             if let Some(reconciler) = self.reconciler {
+                let service = ClaimService {
+                    config: self.config.clone(),
+                    settings: self.kubernetes,
+                    observer: self.observer.clone(),
+                    reconciler,
+                    pods: pods.clone(),
+                    publication,
+                    refused,
+                };
                 let reader =
                     AllocationReader { client: client.clone(), node: node.clone(), metrics: metrics.clone() };
-                let settings = (&self.config, self.kubernetes);
-                let observer = self.observer.clone();
-                let host: dra::HostReader = Arc::new(move || (observer.guarantees(), observer.machine()));
-                let observer = self.observer.clone();
-                let writer = StatusWriter { client: client.clone(), metrics: metrics.clone() };
-                let reporter = dra::StatusReporter {
-                    writer: writer.clone(),
-                    node: node.clone(),
-                    reconciler: reconciler.clone(),
-                    host: host.clone(),
-                    workloads: Arc::new(move || observer.workloads()),
-                };
-                tokio::spawn(stop.clone().run_until_cancelled_owned(reporter.run()).boxed());
-                let preparer = dra::ClaimPreparer::new(settings, reader, pods.clone(), (reconciler, host));
-                let nominated = pods.other();
-                if publishes_host(&self.config) {
-                    let (nominated, client, node) = (nominated.clone(), client.clone(), node.clone());
-                    let report: api::Report = Arc::new(|result| {
-                        if let Err(error) = result {
-                            tracing::debug!(error, "the nominated pods cannot be followed");
-                        }
-                    });
-                    let until = stop.clone();
-                    let following =
-                        async move { nominated.follow_nominated(client, node, report, until).await };
-                    tokio::spawn(following.boxed());
-                }
-                let preparer_of_host = preparer.clone();
-                let placer =
-                    dra::HostPlacer { preparer: preparer_of_host, nominated, writer, publication, refused };
-                tokio::spawn(stop.clone().run_until_cancelled_owned(placer.run()).boxed());
-                let sockets = dra::PluginSockets::new(&self.config);
-                let serving = dra::serve(preparer, sockets, report(DaemonPart::ResourceClaims), stop.clone());
-                tokio::spawn(serving.boxed());
+                service.start(reader, report(DaemonPart::ResourceClaims), &stop);
             }
         }
         pods.follow(client, node, metrics, report(DaemonPart::KubernetesApi), stop).await;
+    }
+}
+
+/// The parts that serve resource claims.
+struct ClaimService {
+    config: Config,
+    settings: watch::Receiver<Kubernetes>,
+    observer: Arc<Observer>,
+    reconciler: ReconcilerHandle,
+    pods: Pods,
+    publication: Publication,
+    refused: RefusedRequests,
+}
+
+impl ClaimService {
+    /// Starts the kubelet's plugin, the placement of claims of the whole host, and the reports in the status of claims.
+    fn start(self, reader: AllocationReader, report: api::Report, stop: &CancellationToken) {
+        let Self { config, settings, observer, reconciler, pods, publication, refused } = self;
+        let spawn = |task: futures_util::future::BoxFuture<'static, ()>| {
+            tokio::spawn(stop.clone().run_until_cancelled_owned(task));
+        };
+        let host: dra::HostReader = {
+            let observer = observer.clone();
+            Arc::new(move || (observer.guarantees(), observer.machine()))
+        };
+        let (client, node) = (reader.client.clone(), reader.node.clone());
+        let writer = StatusWriter { client: client.clone(), metrics: reader.metrics.clone() };
+        let reporter = dra::StatusReporter {
+            writer: writer.clone(),
+            node: node.clone(),
+            reconciler: reconciler.clone(),
+            host: host.clone(),
+            workloads: Arc::new(move || observer.workloads()),
+        };
+        spawn(reporter.run().boxed());
+        let nominated = pods.other();
+        let preparer = dra::ClaimPreparer::new((&config, settings), reader, pods, (reconciler, host));
+        if publishes_host(&config) {
+            let (nominated, stop) = (nominated.clone(), stop.clone());
+            let report: api::Report = Arc::new(|result| {
+                if let Err(error) = result {
+                    tracing::debug!(error, "the nominated pods cannot be followed");
+                }
+            });
+            spawn(async move { nominated.follow_nominated(client, node, report, stop).await }.boxed());
+        }
+        let placer = dra::HostPlacer { preparer: preparer.clone(), nominated, writer, publication, refused };
+        spawn(placer.run().boxed());
+        let sockets = dra::PluginSockets::new(&config);
+        tokio::spawn(dra::serve(preparer, sockets, report, stop.clone()).boxed());
     }
 }
 

@@ -104,14 +104,14 @@ impl HostPlacer {
                 }
             };
             sleep(MIN_PASS_DISTANCE).await;
-            let changed = async {
+            let next_change = async {
                 if changes.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
             match next {
-                Some(delay) => drop(timeout(delay, changed).await),
-                None => changed.await,
+                Some(delay) => drop(timeout(delay, next_change).await),
+                None => next_change.await,
             }
         }
     }
@@ -137,9 +137,8 @@ impl HostPlacer {
             earliest(CHECK_INTERVAL);
             for name in &stored.claims {
                 match self.place(stored, name, progress, &mut allocated).await {
-                    Ok(true) => {}
                     Ok(false) if is_new => earliest(POLL_INTERVAL),
-                    Ok(false) => {}
+                    Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(pod = %stored.pod.id, claim = name, %error, "a claim of the whole host is not decided yet; this is tried again");
                         earliest(POLL_INTERVAL);

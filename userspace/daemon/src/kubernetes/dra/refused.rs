@@ -1,6 +1,10 @@
 //! Requests for the whole host that did not fit, by which less of it is published.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use numaward_engine::claims::{allocator::Amounts, devices::NodeAmounts};
 use numaward_topology::NodeId;
@@ -8,6 +12,10 @@ use parking_lot::Mutex;
 
 /// Maximum number of remembered requests. Each lowers a published amount, so few are needed before no request fits.
 const MAX_REQUESTS: usize = 32;
+/// Time after which requests are forgotten, as they may fit after small changes.
+const VALIDITY: Duration = Duration::from_mins(1);
+/// Part of the free memory by which it has to grow before requests are forgotten: what others use changes all the time.
+const GROWTH_DIVISOR: u64 = 64;
 
 /// Refused requests since the free amounts changed last. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -15,8 +23,8 @@ pub(in crate::kubernetes) struct RefusedRequests(Arc<Mutex<Refusals>>);
 
 #[derive(Debug, Default)]
 struct Refusals {
-    /// Free amounts at the time of the first publication after the refusals.
-    free: Option<BTreeMap<NodeId, NodeAmounts>>,
+    /// Time of the first publication after the refusals, and the free amounts then.
+    published: Option<(Instant, BTreeMap<NodeId, NodeAmounts>)>,
     requests: Vec<Amounts>,
 }
 
@@ -35,8 +43,10 @@ impl RefusedRequests {
         if refusals.requests.is_empty() {
             return Vec::new();
         }
-        let known = refusals.free.get_or_insert_with(|| free.clone());
-        if free.iter().any(|(node, amounts)| known.get(node).is_none_or(|known| has_more(amounts, known))) {
+        let (since, known) = refusals.published.get_or_insert_with(|| (Instant::now(), free.clone()));
+        let is_more =
+            |(node, amounts)| known.get(node).is_none_or(|known: &NodeAmounts| has_more(amounts, known));
+        if since.elapsed() >= VALIDITY || free.iter().any(is_more) {
             *refusals = Refusals::default();
         }
         refusals.requests.clone()
@@ -44,20 +54,27 @@ impl RefusedRequests {
 }
 
 fn has_more(amounts: &NodeAmounts, known: &NodeAmounts) -> bool {
-    let more = |(kind, bytes)| known.memory.get(kind).is_none_or(|known| bytes > known);
+    let more = |(kind, bytes): (_, &u64)| {
+        known.memory.get(kind).is_none_or(|known| bytes.saturating_sub(*known) > known / GROWTH_DIVISOR)
+    };
     amounts.cpus > known.cpus || amounts.memory.iter().any(more)
 }
 
 #[cfg(test)]
 mod tests {
     use numaward_engine::Quantity;
+    use numaward_topology::ZoneKind;
 
     use super::*;
 
     #[test]
     fn requests_count_until_amounts_change() {
         let refused = RefusedRequests::default();
-        let free = |cpus| [(NodeId(0), NodeAmounts { cpus, memory: BTreeMap::new() })].into();
+        let amounts = |cpus, mib: u64| {
+            let memory = [(ZoneKind::Memory, mib << 20)].into();
+            [(NodeId(0), NodeAmounts { cpus, memory })].into()
+        };
+        let free = |cpus| amounts(cpus, 1000);
         let request = |cpus| -> Amounts { [("cpu".into(), Quantity::whole(cpus))].into() };
         assert!(refused.with(&free(4)).is_empty());
         refused.add(request(4));
@@ -65,8 +82,12 @@ mod tests {
         refused.add(request(3));
         assert_eq!(refused.with(&free(4)), [request(4), request(3)]);
         assert_eq!(refused.with(&free(3)).len(), 2);
+        assert_eq!(refused.with(&amounts(4, 1010)).len(), 2, "another workload has freed a little");
         assert!(refused.with(&free(5)).is_empty(), "another pod has ended");
         assert!(refused.with(&free(4)).is_empty());
+        refused.add(request(4));
+        assert_eq!(refused.with(&free(4)), [request(4)]);
+        assert!(refused.with(&amounts(4, 1100)).is_empty());
         for cpus in 0..100 {
             refused.add(request(cpus));
         }

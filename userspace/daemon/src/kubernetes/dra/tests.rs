@@ -24,6 +24,9 @@ const V1: Version = Version::V1;
 const PLUGIN: &str = "var/lib/kubelet/plugins/numaward.io/dra.sock";
 const REGISTRATION: &str = "var/lib/kubelet/plugins_registry/numaward.io-reg.sock";
 
+/// The shared pool, and the conditions of claims, when devices were published.
+type PublishedState = (String, Vec<String>);
+
 /// A host of two nodes with four CPUs each, one of which is reserved, on which the daemon can be started several times.
 struct DraBench {
     dir: TempDir,
@@ -31,7 +34,7 @@ struct DraBench {
     host: Arc<TestHost>,
     config: Config,
     /// At each publication of the devices: the shared pool, and the conditions of all claims.
-    publications: Arc<Lock<Vec<(String, Vec<String>)>>>,
+    publications: Arc<Lock<Vec<PublishedState>>>,
 }
 
 /// A running daemon.
@@ -94,11 +97,12 @@ impl DraBench {
         let host = self.host.clone();
         let host: HostReader =
             Arc::new(move || (Arc::new(host.assigned.lock().unwrap().clone()), host.machine()));
-        let (client, nominated) = (reader.client.clone(), pods.other());
+        let writer = StatusWriter { client: reader.client.clone(), metrics: ApiMetrics::default() };
+        let nominated = pods.other();
         let preparer =
             ClaimPreparer::new((&self.config, kubernetes), reader, pods, (reconciler.clone(), host));
         let refused = RefusedRequests::default();
-        self.place(preparer.clone(), (client, nominated), refused.clone(), &stop);
+        self.place(preparer.clone(), (writer, nominated), refused.clone(), &stop);
         let reports = Arc::new(Lock::new(Vec::new()));
         let reported = reports.clone();
         let report: Report = Arc::new(move |result| reported.lock().unwrap().push(result));

@@ -200,6 +200,7 @@ mod tests {
             pod_cpus: CpuSet::new(),
             memory: BTreeMap::new(),
             charged: BTreeMap::new(),
+            charged_to_host: BTreeMap::new(),
         });
         let reporter = PodReporter::new(source, Some(pods), LatestDevices::default(), CallMetrics::default());
         let found = reporter.pods().into_iter().map(|pod| {

@@ -1,8 +1,7 @@
 //! Claims of the whole host, and a scheduler that is simulated.
 
 use axum::http::StatusCode;
-use kube::Client;
-use numaward_kube::dra::{slices::Publication, status::StatusWriter};
+use numaward_kube::dra::slices::Publication;
 
 use super::*;
 
@@ -13,17 +12,24 @@ fn conditions(claim: &Value) -> Vec<String> {
     conditions.filter_map(|condition| condition["type"].as_str().map(str::to_owned)).collect()
 }
 
+/// Returns a pod that is nominated for this host.
+fn nominated(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("pod-{name}")},
+        "spec": {"resourceClaims": [{"name": "main", "resourceClaimName": name}],
+            "containers": [{"name": "main", "resources": {"claims": [{"name": "main"}]}}]},
+        "status": {"nominatedNodeName": "n1"}})
+}
+
 impl DraBench {
     /// Places claims of the whole host. Publications are recorded and completed.
     pub(super) fn place(
         &self,
         preparer: ClaimPreparer,
-        (client, nominated): (Client, Pods),
+        (writer, nominated): (StatusWriter, Pods),
         refused: RefusedRequests,
         stop: &CancellationToken,
     ) {
-        let (node, metrics) = ("n1".to_owned(), ApiMetrics::default());
-        let (following, until, of) = (nominated.clone(), stop.clone(), client.clone());
+        let (following, until, of) = (nominated.clone(), stop.clone(), writer.client.clone());
         tokio::spawn(async move {
             following.follow_nominated(of, "n1".to_owned(), Arc::new(|_| ()), until).await;
         });
@@ -43,7 +49,6 @@ impl DraBench {
             }
         };
         tokio::spawn(stop.clone().run_until_cancelled_owned(publishing));
-        let writer = StatusWriter { client, metrics };
         let placer = HostPlacer { preparer, nominated, writer, publication, refused };
         tokio::spawn(stop.clone().run_until_cancelled_owned(placer.run()));
     }
@@ -51,7 +56,7 @@ impl DraBench {
     /// Allocates a claim of the whole host, and nominates its pod.
     fn nominate(&self, name: &str, cpus: u32) -> ClaimId {
         let claim = self.allocate_host(name, cpus, |_| {});
-        self.server.put_pod(self.nominated(name));
+        self.server.put_pod(nominated(name));
         claim
     }
 
@@ -63,15 +68,8 @@ impl DraBench {
         })
     }
 
-    fn nominated(&self, name: &str) -> Value {
-        json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("pod-{name}")},
-            "spec": {"resourceClaims": [{"name": "main", "resourceClaimName": name}],
-                "containers": [{"name": "main", "resources": {"claims": [{"name": "main"}]}}]},
-            "status": {"nominatedNodeName": "n1"}})
-    }
-
     fn bind(&self, name: &str) {
-        let mut pod = self.nominated(name);
+        let mut pod = nominated(name);
         (pod["spec"]["nodeName"], pod["status"]) = (json!("n1"), json!({}));
         self.server.put_pod(pod);
     }
@@ -187,7 +185,7 @@ async fn unused_host_claims_are_given_back() {
         sleep(Duration::from_millis(20)).await;
     }
     bench.server.delete_claim("ns", "b");
-    bench.server.put_pod(bench.nominated("c"));
+    bench.server.put_pod(nominated("c"));
     while !daemon.reserved().await.is_empty() {
         sleep(Duration::from_millis(20)).await;
     }
@@ -230,7 +228,7 @@ async fn condition_of_earlier_allocation_does_not_count() {
             "conditions": [{"type": name, "status": "True"}]})
     };
     bench.allocate_host("a", 3, |claim| claim["status"]["devices"] = json!([state("before", PLACED)]));
-    bench.server.put_pod(bench.nominated("a"));
+    bench.server.put_pod(nominated("a"));
     until(|| bench.conditions("a").len() == 2, "a").await;
     assert_eq!(bench.server.claim("ns", "a").unwrap()["status"]["devices"][1]["shareID"], "s1");
     assert_eq!(daemon.reserved().await, ["uid-a"]);
@@ -243,7 +241,7 @@ async fn pods_nominated_at_once_get_no_cpu_twice() {
     let daemon = bench.start().await;
     // The scheduler nominates a pod before it allocates the claims.
     for name in ["a", "b"] {
-        bench.server.put_pod(bench.nominated(name));
+        bench.server.put_pod(nominated(name));
     }
     sleep(Duration::from_millis(300)).await;
     for name in ["a", "b"] {
@@ -286,7 +284,7 @@ async fn invalid_host_claim_is_refused() {
     };
     assert!(message("a").contains("the resource claims of the pod have 6 of cpu"), "{}", message("a"));
     bench.allocate_host("b", 1, |claim| set_parameters(claim, "FromClaim", &json!({"nodes": "0"})));
-    bench.server.put_pod(bench.nominated("b"));
+    bench.server.put_pod(nominated("b"));
     bench.until_decided("b", NO_ROOM).await;
     assert!(message("b").contains("are refused: nodes"), "{}", message("b"));
     assert!(bench.publications.lock().unwrap().is_empty(), "the host has room");

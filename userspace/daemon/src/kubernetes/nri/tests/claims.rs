@@ -253,7 +253,7 @@ async fn prepared_claims_are_used() {
         cdi_devices: vec![reported.to_owned()],
         ..container(&bench.pod("other", "", &[]).await.unwrap(), "db", 2, Bytes::gib(1))
     };
-    let refused = bench.run(&stranger).await.unwrap_err().to_string();
+    let refused = bench.run(&stranger).await.unwrap_err();
     assert!(refused.contains("default/claim-reported, which is prepared for another pod"), "{refused}");
     assert!((&held("named") & &held("reported")).is_empty());
 }
