@@ -74,7 +74,10 @@ impl SlotLocks<'_> {
             given += 1;
             let guarantees = self.state.guarantees.clone();
             match self.probing.probes.register(probes::CgroupId(id.0), guarantees.binding_nodes_of(id)) {
-                Ok(slot) => self.state.table_mut().assign_slot(Some(slot)),
+                Ok(slot) => {
+                    self.state.table_mut().assign_slot(Some(slot));
+                    self.state.charges_read = None;
+                }
                 Err(RegisterError::NoSlot { .. }) if self.free_slots_for_guarantees() => break,
                 Err(error @ RegisterError::NoSlot { .. }) => {
                     let reason =

@@ -381,38 +381,59 @@ pub(super) fn has_pod(core: &Core, uid: &str) -> bool {
     core.store.state.claims.values().any(|claim| claim.pod == uid)
 }
 
-/// Returns the owner of the reservation that a container uses; `None` if it uses none. A reservation for another pod is refused: the
-/// kubelet does not ask again for a claim that it has prepared.
+/// Returns the owner of the reservation that a container uses; `None` if it uses none.
+///
+/// The kubelet does not ask again for a claim that it has prepared, if another pod uses it, too. So a pod takes over the claim that it
+/// names from one without containers; while that has some, the pod is refused.
 pub(super) fn owner_for(
-    core: &Core,
+    core: &mut Core,
     ask: &ContainerPlacementRequest,
 ) -> Result<Option<String>, AdmissionError> {
     let pod = &ask.pod.pod;
+    let State { claims, containers, .. } = &core.store.state;
+    let is_named =
+        |claim: &ReservedClaim| claim.namespace == pod.namespace && ask.claims.names.contains(&claim.name);
+    // A claim that was deleted may have the name of a later one until the kubelet has it unprepared.
     let is_used = |(uid, claim): &(&String, &Arc<ReservedClaim>)| {
-        let is_named = claim.namespace == pod.namespace && ask.claims.names.contains(&claim.name);
-        is_named || ask.claims.uids.contains(*uid)
+        let is_own = claim.pod == pod.uid || ask.claims.uids.is_empty();
+        ask.claims.uids.contains(*uid) || is_own && is_named(claim)
     };
     let refuse = |reason: &str, message: String| {
         let rejection = api::Rejection { reason: reason.to_owned(), message, shortfalls: Vec::new() };
         Err(AdmissionError::Rejected(rejection, Box::default()))
     };
-    let used: Vec<_> = core.store.state.claims.iter().filter(is_used).collect();
-    if let Some((_, claim)) = used.iter().find(|(_, claim)| claim.pod != pod.uid) {
-        let message = format!(
-            "container {} uses the resource claim {}/{}, which is prepared for another pod: a claim is for one pod (a \
-             ResourceClaimTemplate makes one for each)",
-            ask.name, claim.namespace, claim.name
-        );
-        return refuse("ClaimOfAnotherPod", message);
-    }
-    match used.as_slice() {
-        [] => Ok(None),
-        [(uid, _)] => Ok(Some(claim::owner(uid).to_string())),
-        several => {
-            let count = several.len();
+    let (used, of_others): (Vec<_>, Vec<_>) =
+        claims.iter().filter(is_used).partition(|(_, claim)| claim.pod == pod.uid);
+    match (used.as_slice(), of_others.as_slice()) {
+        ([], []) => Ok(None),
+        ([(uid, _)], _) => Ok(Some(claim::owner(uid).to_string())),
+        ([], [(uid, claim), ..]) => {
+            let has_containers = containers.values().any(|placed| placed.of.pod.uid == claim.pod);
+            if has_containers || !is_named(claim) {
+                let message = format!(
+                    "container {} uses the resource claim {}/{}, which is prepared for another pod: a claim is for one pod (a \
+                     ResourceClaimTemplate makes one for each)",
+                    ask.name, claim.namespace, claim.name
+                );
+                return refuse("ClaimOfAnotherPod", message);
+            }
+            let (uid, taken) =
+                ((*uid).clone(), ReservedClaim { pod: pod.uid.clone(), ..ReservedClaim::clone(claim) });
+            tracing::info!(
+                claim = taken.name,
+                namespace = taken.namespace,
+                pod = pod.name,
+                "the pod takes over a resource claim"
+            );
+            let owner = claim::owner(&uid).to_string();
+            core.store.state.claims.insert(uid, Arc::new(taken));
+            Ok(Some(owner))
+        }
+        (several, _) => {
             let message = format!(
-                "container {} uses {count} resource claims of {}, and one is supported",
+                "container {} uses {} resource claims of {}, and one is supported",
                 ask.name,
+                several.len(),
                 devices::DRIVER
             );
             refuse("SeveralClaims", message)

@@ -265,7 +265,7 @@ impl HostPlacer {
         timeout(PUBLISH_TIMEOUT, self.publication.publish()).await.map_err(|_| PlaceError::NotPublished)
     }
 
-    /// Releases pending reservations whose claims are not allocated to this host any more, and ends moves for such claims. Claims in
+    /// Releases pending reservations of claims that are not allocated to this host any more, and ends moves for such claims. Claims in
     /// `allocated` were read already. Returns true if pending reservations are left.
     async fn give_back(
         &self,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 const MAX_REQUESTS: usize = 32;
 /// Time after which requests are forgotten, as they may fit after small changes.
 const VALIDITY: Duration = Duration::from_mins(1);
-/// Part of the free memory by which it has to grow before requests are forgotten: what others use changes all the time.
+/// Part of the free memory by which it has to grow before requests are forgotten: the use by other workloads changes all the time.
 const GROWTH_DIVISOR: u64 = 64;
 
 /// Refused requests since the free amounts changed last. Clones share them.

@@ -1,6 +1,6 @@
 //! Status that is written into prepared claims: their CPUs and memory, and whether this host keeps them.
 //!
-//! A condition is written when it changes; figures at most once in [`FIGURES_INTERVAL`], and only if they moved. The verdicts are those of
+//! A new problem is written at once; its end, another reason, and figures that moved, at most once in [`FIGURES_INTERVAL`]. The verdicts are those of
 //! `numaward get`, the page and the alerts.
 
 use std::{
@@ -89,6 +89,8 @@ struct PartReport {
 pub(super) struct Written {
     report: ClaimReport,
     at: Instant,
+    /// False if the API server has refused it.
+    is_complete: bool,
 }
 
 impl StatusReporter {
@@ -141,12 +143,22 @@ impl StatusReporter {
             writes += 1;
             let id =
                 ClaimId { namespace: claim.namespace.clone(), uid: uid.clone(), name: claim.name.clone() };
-            match self.write(&id, &report).await {
+            let result = self.write(&id, &report).await;
+            // After a failure, this claim is tried again later, and the next ones are written.
+            written.insert(uid.clone(), Written { report, at: now, is_complete: result.is_ok() });
+            match result {
                 // The claim has ended, and the kubelet will have it unprepared.
                 Ok(()) | Err(StatusError::NotAllocated) => {}
+                Err(StatusError::Request(error)) => {
+                    tracing::debug!(
+                        claim = claim.name,
+                        namespace = claim.namespace,
+                        error,
+                        "a claim does not show its state"
+                    );
+                }
                 Err(error) => return Err(error),
             }
-            written.insert(uid.clone(), Written { report, at: now });
         }
         Ok(())
     }
@@ -166,21 +178,29 @@ impl StatusReporter {
 
 /// Returns true if a report has to be written.
 fn is_due(written: Option<&Written>, report: &ClaimReport, now: Instant) -> bool {
-    let Some(Written { report: before, at }) = written else { return true };
+    let Some(Written { report: before, at, is_complete }) = written else { return true };
+    let is_old = now.duration_since(*at) >= FIGURES_INTERVAL;
+    if !is_complete {
+        return is_old;
+    }
     let given = |report: &ClaimReport| {
         let parts = report.parts.iter().map(|part| (part.device.clone(), part.cpus.clone(), part.memory));
         parts.collect::<Vec<_>>()
     };
     // The message has figures, which may change each time.
     let problem = |report: &ClaimReport| report.problem.as_ref().map(|(reason, _)| *reason);
-    if problem(report) != problem(before) || given(report) != given(before) {
+    if given(report) != given(before) || problem(before).is_none() && problem(report).is_some() {
         return true;
+    }
+    // A problem that comes and goes is written once.
+    if problem(report) != problem(before) {
+        return is_old;
     }
     let moved = report
         .figures()
         .zip(before.figures())
         .any(|((now, least), (before, _))| has_moved(now, before, least));
-    moved && now.duration_since(*at) >= FIGURES_INTERVAL
+    moved && is_old
 }
 
 fn has_moved(now: Option<f64>, before: Option<f64>, least: f64) -> bool {
@@ -336,14 +356,16 @@ impl<'a> HostView<'a> {
             }
         }
         let allocation = self.allocations.get(cgroup)?;
+        let name = &allocation.name;
+        if !allocation.enforced {
+            return Some(("NotEnforced", format!("The guarantee of {name} is not written to the kernel.")));
+        }
+        if allocation.missing.is_some() {
+            return Some(("CapacityMissing", format!("CPUs or memory of {name} are gone from this host.")));
+        }
         let drift = allocation.present_drift().next()?;
-        let message = format!(
-            "{} of {} is {}, and not {}.",
-            drift.knob,
-            allocation.name,
-            drift.found.as_deref().unwrap_or("gone"),
-            drift.wanted
-        );
+        let found = drift.found.as_deref().unwrap_or("gone");
+        let message = format!("{} of {name} is {found}, and not {}.", drift.knob, drift.wanted);
         Some(("KnobChanged", message))
     }
 }
@@ -371,8 +393,10 @@ fn misses(workload: &api::Workload) -> Option<[u64; 2]> {
     let mut counted = None;
     for node in &workload.nodes {
         let Some(allocated) = node.allocated else { continue };
+        // Absent without guaranteed nodes, and if memory beyond the guarantee may be on any node.
+        let Some(missed_bytes) = node.missed_bytes else { continue };
         let [missed, all] = counted.get_or_insert([0_u64; 2]);
-        *missed = missed.saturating_add(node.missed_bytes.unwrap_or(0));
+        *missed = missed.saturating_add(missed_bytes);
         *all = all.saturating_add(allocated.local_bytes).saturating_add(allocated.remote_bytes);
         for hugepages in &node.hugepages {
             *missed = missed.saturating_add(hugepages.missed_bytes.unwrap_or(0));
@@ -415,10 +439,10 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_conditions_are_written_at_once() {
+    fn new_problems_are_written_at_once() {
         let start = Instant::now();
         let due = |before: ClaimReport, now: &ClaimReport, after: Duration| {
-            is_due(Some(&Written { report: before, at: start }), now, start + after)
+            is_due(Some(&Written { report: before, at: start, is_complete: true }), now, start + after)
         };
         let (soon, later) = (Duration::from_secs(30), FIGURES_INTERVAL);
         let same = report(None, 100 << 20, 0.0);
@@ -426,7 +450,13 @@ mod tests {
         assert!(!due(same.clone(), &same, later));
         let broken = report(Some("MemoryElsewhere"), 100 << 20, 0.0);
         assert!(due(same.clone(), &broken, soon));
-        assert!(due(broken.clone(), &same, soon));
+        assert!(!due(broken.clone(), &same, soon) && due(broken.clone(), &same, later));
+        let other = report(Some("CpusShared"), 100 << 20, 0.0);
+        assert!(!due(broken.clone(), &other, soon) && due(broken.clone(), &other, later));
+        let refused = Written { report: same.clone(), at: start, is_complete: false };
+        assert!(
+            !is_due(Some(&refused), &broken, start + soon) && is_due(Some(&refused), &same, start + later)
+        );
         assert!(
             !due(broken.clone(), &report(Some("MemoryElsewhere"), 101 << 20, 0.0), later),
             "another message"
@@ -440,7 +470,11 @@ mod tests {
     fn figures_are_written_if_they_moved() {
         let start = Instant::now();
         let due = |before: &ClaimReport, now: &ClaimReport, after: Duration| {
-            is_due(Some(&Written { report: before.clone(), at: start }), now, start + after)
+            is_due(
+                Some(&Written { report: before.clone(), at: start, is_complete: true }),
+                now,
+                start + after,
+            )
         };
         let before = report(None, 100 << 20, 0.2);
         let (early, later) = (Duration::from_secs(299), FIGURES_INTERVAL);

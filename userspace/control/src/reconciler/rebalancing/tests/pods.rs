@@ -247,7 +247,7 @@ fn host_claim() -> ReservedClaim {
 
 impl RebalanceBench {
     fn place(&mut self, uid: &str) -> Result<PlacedClaim, AdmissionError> {
-        let placed = self.reconciler.place_claim(uid.to_owned(), host_claim(), None);
+        let placed = self.reconciler.place_claim(uid, host_claim(), None);
         self.reconciler.process_effects();
         placed
     }

@@ -103,8 +103,13 @@ fn container_request() -> ContainerRequest {
 impl FakePods {
     /// Adds a pod whose container `db` uses the claim with the name of the pod.
     fn add_pod_with_claim(&self, uid: &str) {
+        self.add_pod_with(uid, &format!("claim-{uid}"));
+    }
+
+    /// Adds a pod whose container `db` uses a claim.
+    fn add_pod_with(&self, uid: &str, claim: &str) {
         let id = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
-        let used = ClaimUse { container: "db".to_owned(), claim: format!("claim-{uid}"), request: None };
+        let used = ClaimUse { container: "db".to_owned(), claim: claim.to_owned(), request: None };
         let pod = pod::Pod {
             id,
             api_uid: uid.to_owned(),
@@ -256,4 +261,23 @@ async fn prepared_claims_are_used() {
     let refused = bench.run(&stranger).await.unwrap_err();
     assert!(refused.contains("default/claim-reported, which is prepared for another pod"), "{refused}");
     assert!((&held("named") & &held("reported")).is_empty());
+    // The kubelet names the pod that it had the claim prepared for, and that has ended.
+    known.add_pod_with("heir", "claim-gone");
+    let part = |cpus| ReservedPart {
+        node: Some(NodeId(2)),
+        consumed: [("cpu".into(), Quantity::whole(cpus))].into(),
+        terms: numaward_engine::Terms::default(),
+    };
+    let claim = ReservedClaim {
+        namespace: "default".to_owned(),
+        name: "claim-gone".to_owned(),
+        pod: "gone".to_owned(),
+        parts: vec![part(1)],
+        pending: false,
+    };
+    daemon.reconciler.reserve_claim("of-gone".to_owned(), claim, None).await.unwrap();
+    place(&bench, "heir", &["numaward.io/claim=claim-of-gone"]).await;
+    assert_eq!(held("heir").len(), 1);
+    let claims = daemon.reconciler.reserved_claims().await.unwrap();
+    assert_eq!(claims["of-gone"].pod, "heir");
 }
