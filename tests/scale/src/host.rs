@@ -108,6 +108,7 @@ impl Host {
             name: String::new(),
             pod: String::new(),
             parts: parts.iter().map(part).collect(),
+            pending: false,
         };
         claim::check_pod([(uid, &reserved)], Some(requests)).map_err(|rejection| rejection.message)?;
         let strategy = &self.kind.strategy;
@@ -118,7 +119,8 @@ impl Host {
             decision.outcome.map_err(|rejection| {
                 let amounts = part.consumed.iter().filter(|(_, amount)| **amount > Quantity::default());
                 let amounts: Vec<_> = amounts.map(|(name, amount)| format!("{amount} of {name}")).collect();
-                format!("node {} lacks {}: {rejection}", part.node, amounts.join(", "))
+                let node = part.node.map_or_else(|| "the host".to_owned(), |node| format!("node {node}"));
+                format!("{node} lacks {}: {rejection}", amounts.join(", "))
             })?;
             ledger = started(strategy, decision.ledger, &request);
         }

@@ -25,7 +25,7 @@ use numaward_control_plane::{
 use numaward_engine::{claims::devices::DRIVER, policy::Tiers, quantity::Quantity};
 use numaward_kube::{
     api::{ApiMetrics, connect},
-    dra::slices::SlicePublisher,
+    dra::slices::{Publication, SlicePublisher},
 };
 use numaward_simulation::{
     fleet::{Deciders, Fleet, Outcome, RefusalPolicy, SchedulerPlugin},
@@ -230,6 +230,7 @@ impl Run<'_> {
                     let count = if result.is_ok() { &counts.written } else { &counts.failed };
                     count.fetch_add(1, Ordering::Relaxed);
                 }),
+                publication: Publication::default(),
             };
             tasks.spawn(publisher.run(host.latest.subscribe(), stop.clone()));
         }

@@ -101,8 +101,6 @@ pub(crate) struct Core {
     pool: SharedPool,
     pub(crate) isolation: CpuIsolation,
     pub(crate) effects: Effects,
-    /// UIDs of the resource claims for which room is made.
-    pub(crate) waiting_claims: BTreeSet<String>,
 }
 
 impl Core {
@@ -158,7 +156,6 @@ impl Core {
             pool: SharedPool::default(),
             isolation,
             effects: Effects::default(),
-            waiting_claims: BTreeSet::new(),
         };
         core.policy.report_unfit(&*core.ports.host);
         core.policy.recharge(&mut core.store.state, &*core.ports.host);

@@ -395,14 +395,14 @@ impl ReconcilerLoop {
         let room =
             RoomRequest::Claim(Box::new(WaitingClaim { uid: uid.to_owned(), claim, limit, request, terms }));
         if rebalance::automatic_limits(&self.core, &room).is_some() {
-            self.core.waiting_claims.insert(uid.to_owned());
+            claims::note_waiting(&mut self.core, uid, true);
             self.rebalancing.start_automatic(&mut self.core, &room, None);
             self.publish_placed_pods();
             // If these moves are for another request, they are planned for this claim afterwards.
             if self.rebalancing.is_running() {
                 return Ok(PlacedClaim::MakesRoom);
             }
-            self.core.waiting_claims.remove(uid);
+            claims::note_waiting(&mut self.core, uid, false);
         }
         Err(refused)
     }

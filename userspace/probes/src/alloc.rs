@@ -147,7 +147,7 @@ impl AllocProbe {
             }
         };
 
-        let cpus = count_cpus(machine)?;
+        let cpus = count_cpus(machine).map_err(ProbeError::Cpus)?;
         let slots = options.slots.saturating_add(1);
         let node_table = nodes.table(machine);
         let to_u32 = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);

@@ -91,7 +91,7 @@ impl ChargeProbe {
         let numbering = NodeNumbering::new(options.machine, options.fakes.cpu_node);
         let nodes = numbering.capacity();
         let slots = options.slots.saturating_add(1);
-        let cpus = count_cpus(options.machine)?;
+        let cpus = count_cpus(options.machine).map_err(ProbeError::Cpus)?;
         let rows = MissLayout::new(slots, nodes, cpus).ok_or(ProbeError::TooManySlots { slots, nodes })?;
         let settings = kernel
             .slot_path()?

@@ -68,7 +68,7 @@ impl CpuTimeReader {
             return Err(ProbeError::Confidential);
         }
         let [pointers, counters, run_time] = kernel.get(|structures| &structures.cpu_time)?;
-        let cpus = count_cpus(options.machine)?;
+        let cpus = count_cpus(options.machine).map_err(ProbeError::Cpus)?;
         let settings = ObjectSettings::default()
             .global("POINTERS", pointers)
             .global("COUNTERS", counters)

@@ -7,13 +7,11 @@
 //! `NODE_TABLE` maps a node's id to its index and to the memory node of its CPUs. `SECTION_NODE`, which the classic
 //! tracepoint needs, maps a section of physical memory to the index of its node.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use numaward_abi::{MAX_NODE_IDS, MAX_NODES, NodeTable, UNKNOWN_NODE};
 use numaward_topology::{Machine, NodeId, NodeSet, machine::SECTION_SIZE};
 use rustix::param::page_size;
-
-use crate::error::ProbeError;
 
 /// The maximum number of reserved rows. Firmware may list far more possible nodes than will ever come online.
 const SPARE_NODES: usize = 8;
@@ -142,9 +140,9 @@ pub(crate) struct Sections {
 }
 
 /// Returns one more than the highest possible CPU, as ids may have gaps.
-pub(crate) fn count_cpus(machine: &Machine) -> Result<u32, ProbeError> {
+pub(crate) fn count_cpus(machine: &Machine) -> io::Result<u32> {
     let highest = machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
-    let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?.max(highest);
+    let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?.max(highest);
     Ok(u32::try_from(cpus).unwrap_or(u32::MAX))
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn reserve(
     change.state().claims.insert(uid.to_owned(), claim.clone());
     change.store()?;
     fault::point("claim.reserved");
-    core.waiting_claims.remove(uid);
+    core.pods.waiting_claims.remove(uid);
     tracing::info!(claim = claim.name, namespace = claim.namespace, uid, "the resource claim is reserved");
     shared_pool::note_guarantees_changed(core);
     Ok(claim)
@@ -375,6 +375,20 @@ fn describe_full_host(core: &Core, part: &ReservedPart, rejection: &engine::Reje
     api::Rejection { reason: rejection.reason.to_string(), message, shortfalls: Vec::new() }
 }
 
+/// Notes whether room is made for a claim.
+pub(crate) fn note_waiting(core: &mut Core, uid: &str, is_waiting: bool) {
+    if is_waiting {
+        core.pods.waiting_claims.insert(uid.to_owned());
+    } else {
+        core.pods.waiting_claims.remove(uid);
+    }
+}
+
+/// Returns true if room is made for a claim.
+pub(crate) fn is_waiting(core: &Core, uid: &str) -> bool {
+    core.pods.waiting_claims.contains(uid)
+}
+
 /// Returns true if a claim is reserved for this pod. Its containers get the CPUs and memory of its claims, and nothing for their own
 /// requests.
 pub(super) fn has_pod(core: &Core, uid: &str) -> bool {
@@ -477,7 +491,7 @@ pub(crate) fn describe(core: &Core) -> Vec<api::ReservedClaim> {
 
 /// Releases the parts of a claim, if it is reserved.
 pub(crate) fn release(core: &mut Core, uid: &str) -> Result<(), AdmissionError> {
-    core.waiting_claims.remove(uid);
+    core.pods.waiting_claims.remove(uid);
     let Some(claim) = core.store.state.claims.get(uid).cloned() else { return Ok(()) };
     let mut change = core.begin();
     remove(change.core(), uid);

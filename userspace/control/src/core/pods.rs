@@ -55,6 +55,8 @@ pub(super) struct Pods {
     refused: BTreeSet<String>,
     refused_for_room: RefusedPods,
     shared_claims: SharedClaims,
+    /// UIDs of the resource claims for which room is made.
+    pub(super) waiting_claims: BTreeSet<String>,
     /// Containers for which the runtime was asked to restore settings.
     restore_requested: BTreeSet<String>,
 }

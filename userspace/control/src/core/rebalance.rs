@@ -131,7 +131,7 @@ impl RoomRequest {
         match self {
             Self::Workload(..) => false,
             Self::Pod(_) => room::latest(core, self.owner()).is_none(),
-            Self::Claim(of) => !core.waiting_claims.contains(&of.uid),
+            Self::Claim(of) => !claims::is_waiting(core, &of.uid),
         }
     }
 

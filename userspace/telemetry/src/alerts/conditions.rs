@@ -337,7 +337,7 @@ pub(super) const CONDITIONS: [Condition; 18] = [
     Condition {
         alert: "NumawardProbeAbsent",
         severity: WARNING,
-        summary: "A probe could not be attached: its figures are missing, or less accurate.",
+        summary: "A probe could not be attached, so its figures are missing or less accurate.",
         hold: MINUTES_15,
         samples: &["numaward_probe_info"],
         only: Some(("mode", &["absent"])),
