@@ -15,17 +15,27 @@ const NODE = "node-1";
 const LONG = "n".repeat(200);
 const TOPOLOGIES = ["topology.node.k8s.io", "noderesourcetopologies"];
 const SLICES = ["resource.k8s.io", "resourceslices"];
+const CLAIMS = ["resource.k8s.io", "resourceclaims", "status"];
 const NODES = ["", "nodes"];
 const EVENTS = ["events.k8s.io", "events"];
 const OTHER_TOPOLOGY = "a NodeResourceTopology must have the name of the daemon's Kubernetes node";
 const OTHER_NODE = "a daemon may change only its own Kubernetes node";
 const OTHER_EVENT = "an event is reported by the daemon's node";
 const OTHER_SLICE = "a ResourceSlice must be one of the driver numaward.io on the daemon's Kubernetes node";
+const OTHER_ALLOCATION = "a daemon may not change the allocation of a ResourceClaim";
+const OTHER_DEVICE = "a daemon may change only the status of the devices of its own Kubernetes node";
 const NO_NODE = "the token names no node";
 const named = (name) => ({ metadata: { name } });
 const from = (reportingInstance) => ({ metadata: { name: "e" }, reportingInstance });
 
 const slice = (nodeName, driver = "numaward.io") => ({ metadata: { name: "s" }, spec: { driver, ...(nodeName && { nodeName }) } });
+
+const device = (pool, driver = "numaward.io") => ({ driver, pool, device: "node-0" });
+const claim = (devices, allocation = { devices: { results: [] } }) => ({
+  metadata: { name: "c" },
+  status: { ...(allocation && { allocation }), reservedFor: [{ uid: "u" }], ...(devices && { devices }) },
+});
+const freed = { metadata: { name: "c" }, status: {} };
 
 // Resource, operation, node of the token, object, previous object, and the message of the refusal.
 const CASES = [
@@ -47,6 +57,14 @@ const CASES = [
   [SLICES, "DELETE", NODE, null, slice(NODE), undefined],
   [SLICES, "DELETE", NODE, null, slice("node-2"), OTHER_SLICE],
   [SLICES, "DELETE", NODE, null, slice(NODE, "gpu.example.com"), OTHER_SLICE],
+  [CLAIMS, "UPDATE", NODE, claim([device(NODE)]), claim(), undefined],
+  [CLAIMS, "UPDATE", NODE, claim([device(`${NODE}/host`)]), claim([]), undefined],
+  [CLAIMS, "UPDATE", NODE, claim([device("node-2"), device(NODE)]), claim([device("node-2")]), undefined],
+  [CLAIMS, "UPDATE", NODE, claim([device("node-2")]), claim(), OTHER_DEVICE],
+  [CLAIMS, "UPDATE", NODE, claim([device(NODE, "gpu.example.com")]), claim(), OTHER_DEVICE],
+  [CLAIMS, "UPDATE", NODE, freed, claim(), OTHER_ALLOCATION],
+  [CLAIMS, "UPDATE", NODE, claim([], { devices: {} }), claim(), OTHER_ALLOCATION],
+  [CLAIMS, "UPDATE", undefined, claim(), claim(), NO_NODE],
   [EVENTS, "CREATE", NODE, from(NODE), null, undefined],
   [EVENTS, "CREATE", NODE, from("node-2"), null, OTHER_EVENT],
   [EVENTS, "CREATE", NODE, named("e"), null, OTHER_EVENT],
@@ -65,7 +83,7 @@ function refusal(policy, request, object, oldObject) {
   const isMatch = matchConstraints.resourceRules.some(
     (rule) =>
       rule.apiGroups.includes(request.resource.group) &&
-      rule.resources.includes(request.resource.resource) &&
+      rule.resources.includes([request.resource.resource, request.subResource].filter(Boolean).join("/")) &&
       rule.operations.includes(request.operation),
   );
   const context = { request, object, oldObject, variables: {} };
@@ -76,10 +94,11 @@ function refusal(policy, request, object, oldObject) {
 
 let failed = 0;
 for (const policy of policies) {
-  const judge = ([[group, resource], operation, node, object, oldObject], username) => {
+  const judge = ([[group, resource, subResource], operation, node, object, oldObject], username) => {
     const extra = node && { "authentication.kubernetes.io/node-name": [node] };
     const userInfo = { username, ...(extra && { extra }) };
-    return refusal(policy, { resource: { group, resource }, operation, userInfo }, object, oldObject);
+    const request = { resource: { group, resource }, subResource, operation, userInfo };
+    return refusal(policy, request, object, oldObject);
   };
   const own = accounts.filter((account) => judge(CASES[0], account) !== null);
   if (own.length !== 1) throw new Error(`${policy.metadata.name} is for ${own.length} of ${accounts.length} accounts`);
