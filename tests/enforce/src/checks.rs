@@ -560,8 +560,9 @@ fn watch() -> Result<String> {
     let mut slowest = Duration::ZERO;
     for (knob, value) in knobs.into_iter().zip(["0-2", "0", "0", "max"]) {
         let file = knob.path(&dir("/check-watch/a")?);
+        let mut other = ChildProcess::writer(&file, value)?;
         let started = Instant::now();
-        let other = ChildProcess::start(&["write", &file.display().to_string(), value])?;
+        other.write()?;
         let touched = wait_for(
             &watch,
             |touched| matches!(touched, KnobEvent::Write { knob: found, .. } if *found == knob),

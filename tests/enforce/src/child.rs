@@ -25,8 +25,10 @@ pub(crate) fn main(words: &[&str]) -> Result<()> {
             std::hint::black_box(&memory);
             Ok(())
         }
-        // Writes once, and continues until standard input ends.
+        // Writes once when it is told to, and continues until standard input ends.
         ["write", file, value] => {
+            say("started")?;
+            io::stdin().lock().read_line(&mut String::new())?;
             std::fs::write(file, value)?;
             io::stdin().lock().read_line(&mut String::new())?;
             Ok(())
@@ -71,6 +73,18 @@ impl ChildProcess {
         writeln!(this.child.stdin.as_mut().context("no input")?, "touch")?;
         this.expect("touched")?;
         Ok(this)
+    }
+
+    /// Starts a process that is ready to write a value into a file.
+    pub(crate) fn writer(file: &Path, value: &str) -> Result<Self> {
+        let mut this = Self::start(&["write", &file.display().to_string(), value])?;
+        this.expect("started")?;
+        Ok(this)
+    }
+
+    /// Has a writer write.
+    pub(crate) fn write(&mut self) -> Result<()> {
+        Ok(writeln!(self.child.stdin.as_mut().context("no input")?, "write")?)
     }
 
     fn expect(&mut self, word: &str) -> Result<()> {
